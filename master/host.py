@@ -273,7 +273,7 @@ class MasterHost:
         # This comes before the first worker hears how long leases last.
         await lengthen_leases(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
-        handler = LaunchHandler(job)
+        handler = LaunchHandler(job, self.exits)
         self._service.launch_handler = handler
         self._service.job = job
         await self._control.set_serving()
@@ -288,13 +288,13 @@ class MasterHost:
             asyncio.create_task(self._expire(job), name="the leases"),
             asyncio.create_task(_keep_lease_ttl(job), name="the time of leases"),
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
-            asyncio.create_task(saving.look_on(), name="restores"),
+            asyncio.create_task(saving.watch_restores(), name="restores"),
         ]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         over = asyncio.create_task(self._over(job, saving))
         try:
             async with HostedLauncher(
-                self._spec, self._config.endpoints, handler, self.exits, self._config.owner
+                self._spec, self._config.endpoints, handler, self._config.owner
             ) as launcher:
                 watched = {over, ending, *background}
                 while not over.done():
@@ -317,7 +317,10 @@ class MasterHost:
                 await changed.wait()
 
     async def _expire(self, job: Job) -> None:
-        """Take back what was not renewed in time; never returns."""
+        """Expire the leases that were not renewed in time: their tasks may go to others.
+
+        Never returns.
+        """
         while True:
             next_s = job.expire()
             left_s = LOOK_S if next_s is None else next_s - self._clock()

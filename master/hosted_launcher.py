@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import StoreUnavailable
-from backstay.job_engine.launch import LauncherReport, WorkerExit, WorkerWish
+from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
 from backstay.master.launcher import LaunchFollower, WorkerProgram, launcher_class
@@ -29,6 +29,7 @@ EXITS_KEPT = 20
 # An exit is told again until it is acknowledged, and that takes no longer than so many others.
 IDS_KEPT = 20_000
 WAIT_MS_MAX = 30_000
+MIB = 1024 * 1024
 # How long a call waits for the journal; launchers repeat it.
 DURABLE_S = 4.0
 
@@ -38,9 +39,15 @@ log = logging.getLogger(__name__)
 class LaunchHandler:
     """Answers the launcher of one job."""
 
-    def __init__(self, job: Job) -> None:
-        """Prepare."""
+    def __init__(self, job: Job, on_exit: Callable[[WorkerExit], None] = lambda _: None) -> None:
+        """Prepare.
+
+        Args:
+            job: The job.
+            on_exit: Told each exit that is news, perhaps more than once.
+        """
         self._job = job
+        self._on_exit = on_exit
         # Whether no process reaches the store now, so that none but this one can lead.
         self.is_store_away_for_all = False
         # The workers of the last wish that was recorded.
@@ -69,6 +76,9 @@ class LaunchHandler:
         """
         job = self._job
         job.note_trouble("launcher", trouble)
+        report = report._replace(exits=tuple(map(self._with_memory, report.exits)))
+        for end in filter(self._is_news, report.exits):
+            self._on_exit(end)
         job.report(report)
         wish = await self._news(known_version, wait_ms)
         try:
@@ -83,6 +93,23 @@ class LaunchHandler:
         self._recorded = wish.workers
         told = tuple(one.worker_id for one in report.exits)
         return wish._replace(acknowledged=told, ended=job.ended)
+
+    def _is_news(self, end: WorkerExit) -> bool:
+        """Whether an end is not just that of a worker that was wanted no more."""
+        workers, worker = self._job.workers, end.worker_id
+        is_good = end.reason in (ExitReason.PREEMPTED, ExitReason.FINISHED)
+        return not is_good or workers.has_place(worker) or workers.has_hung(worker)
+
+    def _with_memory(self, end: WorkerExit) -> WorkerExit:
+        """Return the end of a worker, with the memory that it used if it had too little."""
+        known = self._job.known.get(end.worker_id)
+        if end.reason is not ExitReason.OUT_OF_MEMORY or known is None or not known.resident_bytes:
+            return end
+        before_s = self._job.now() - known.heard_s
+        used = (
+            f"it used {known.resident_bytes / MIB:,.0f} MiB {before_s:.1f} s before that was seen"
+        )
+        return end._replace(last_words=f"{end.last_words}\n{used}".strip())
 
     async def _news(self, known_version: int, wait_ms: int) -> WorkerWish:
         """Wait for another wish than the one that is known, or for the end of the job."""
@@ -109,9 +136,11 @@ class ExitsSeen:
         self.counts: Counter[str] = Counter()
         self.newest: deque[WorkerExit] = deque(maxlen=EXITS_KEPT)
         self._ids: dict[str, None] = {}
+        # Told each exit once.
+        self.on_new: Callable[[WorkerExit], None] = lambda _: None
 
     def __call__(self, end: WorkerExit) -> None:
-        """Take in an exit, which may be told more than once; from the launcher's thread."""
+        """Take in an exit, which may be told more than once."""
         if end.worker_id in self._ids:
             return
         self._ids[end.worker_id] = None
@@ -119,6 +148,7 @@ class ExitsSeen:
             del self._ids[next(iter(self._ids))]
         self.counts[end.reason.name] += 1
         self.newest.append(end)
+        self.on_new(end)
 
 
 class HostedLauncher:
@@ -129,7 +159,6 @@ class HostedLauncher:
         spec: JobSpec,
         endpoints: Sequence[str],
         handler: LaunchHandler,
-        exits: ExitsSeen,
         owner: str = "",
     ) -> None:
         """Prepare; call it while the event loop runs.
@@ -138,7 +167,6 @@ class HostedLauncher:
             spec: The job.
             endpoints: Control addresses of pservers, for the workers.
             handler: Of the job.
-            exits: Told each exit.
             owner: Of the job on Kubernetes; empty: it runs elsewhere.
 
         Raises:
@@ -151,9 +179,7 @@ class HostedLauncher:
         if kind.IN_JOB_MASTER:
             env = {ENDPOINT_VARIABLE: ",".join(endpoints), **spec.workers.env}
             self._launcher = kind.for_job(WorkerProgram(spec, env, owner))
-            self._follower = LaunchFollower(
-                self._launcher, self._exchange, on_trouble=_log_trouble, on_exit=exits
-            )
+            self._follower = LaunchFollower(self._launcher, self._exchange, on_trouble=_log_trouble)
 
     async def __aenter__(self) -> HostedLauncher:
         if self._follower is not None:

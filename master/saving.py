@@ -147,12 +147,12 @@ class Saving:
         whose last checkpoint cannot be written waits, and is ``unsaved`` in the end.
         """
         job = self._job
-        tries = _Tries(self._limit_s())
+        tries = _SaveRetries(self._limit_s())
         while not job.is_over:
             changed = job.changed
             if not job.is_finished:
                 # Or not any more: a restore took it back.
-                tries = _Tries(self._limit_s())
+                tries = _SaveRetries(self._limit_s())
                 await changed.wait()
                 continue
             rows = await self._look_or_tell()
@@ -257,7 +257,7 @@ class Saving:
         await job.journal.durable(WRITE_LIMIT_S)
         return True
 
-    async def look_on(self) -> None:
+    async def watch_restores(self) -> None:
         """Look every second; never returns."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -315,7 +315,7 @@ class _Unknown(NamedTuple):
     why: str
 
 
-class _Tries:
+class _SaveRetries:
     """When the last checkpoint is tried again, and for how long."""
 
     def __init__(self, limit_s: float) -> None:

@@ -287,6 +287,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             request.loss if request.HasField("loss") else None,
             request.waiting_ms / 1000,
             tuple(request.waits_for),
+            request.resident_bytes,
         )
         revoked = job.renew(
             known.id, [_known_lease(job, known.id, one) for one in request.leases], signs

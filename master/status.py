@@ -215,6 +215,7 @@ def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
             examples_per_s=known.examples_per_s if is_alive else 0.0,
             silent_ms=int(silent_s * 1000),
             note=known.note,
+            resident_bytes=known.resident_bytes,
         )
         if known.loss is not None:
             worker.loss = known.loss

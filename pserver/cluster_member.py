@@ -345,7 +345,7 @@ class ClusterMember:
         addresses = (other.control_address, other.data_address)
         own: set[str] = set()
         if other.host == self._identity.host:
-            # What this process listens on, that one does not.
+            # This process listens there, so the other one cannot.
             own = {self._identity.control_address, self._identity.data_address}
         foreign = [address for address in addresses if address not in own]
         if can_judge(self._identity.host, other.host, addresses) and (

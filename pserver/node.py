@@ -45,6 +45,7 @@ from backstay.pserver.membership.handover import slots_to_hand_over
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.replaced_cluster import remove_replaced
 from backstay.pserver.requests.losses import accept_loss
 from backstay.pserver.requests.settings import SettingsKeeper
 from backstay.pserver.services.checkpoint import CheckpointService
@@ -155,6 +156,7 @@ class Node:
             stack.push_async_callback(self._control.stop, CONTROL_GRACE_S)
             await self._start_control(opened)
             living = asyncio.create_task(self._live(opened, on_ready))
+            clearing = asyncio.create_task(remove_replaced(self._config))
             stopping = asyncio.create_task(self._stop.wait())
             try:
                 await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +165,7 @@ class Node:
                     living.result()
                 return await self._leave()
             finally:
-                await end_tasks(living, stopping)
+                await end_tasks(living, stopping, clearing)
 
     async def _start_control(self, opened: OpenedStore) -> None:
         self._add_services()

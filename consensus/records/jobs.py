@@ -34,7 +34,7 @@ JOBS_PROGRESS = "backstay_jobs"
 
 RunState = Literal["running", "done", "stopped", "failed", "unsaved"]
 RUN_STATES: tuple[RunState, ...] = get_args(RunState)
-# Those of a job that is over.
+# States in which a job is over.
 OVER_STATES: tuple[RunState, ...] = ("done", "stopped", "failed", "unsaved")
 
 

@@ -183,6 +183,13 @@ class EtcdStore(CoordinationStore):
 
         return ResumingWatch(self._members, open_stream, start_revision, SILENCE_S)
 
+    async def clear(self) -> int:
+        """Remove all keys of the cluster; return how many there were."""
+        start = self._full("")
+        request = etcd.DeleteRangeRequest(key=start, range_end=_end_of(start))
+        response = await self._call(lambda s: etcd.KVStub(s).DeleteRange, request, repeatable=True)
+        return int(response.deleted)
+
     async def close(self) -> None:
         """End the watches and close the connections."""
         await self._members.close()

@@ -17,7 +17,7 @@ from backstay.consensus.store.etcd import EtcdStore, EtcdTls
 from backstay.consensus.store.remote import RemoteStore
 from backstay.errors import ConfigError
 
-__all__ = ["OpenedStore", "open_store"]
+__all__ = ["OpenedStore", "open_etcd", "open_store"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,7 @@ async def open_store(config: ServerConfig) -> OpenedStore:
     """
     endpoints = ", ".join(config.store_endpoints)
     if config.store == "etcd":
-        etcd = EtcdStore(
-            config.store_endpoints,
-            config.cluster,
-            username=config.store_username,
-            password=config.store_password,
-            tls=_read_tls(config),
-            deadline_ms=config.store_deadline_ms,
-        )
+        etcd = open_etcd(config, config.cluster)
         return OpenedStore(etcd, None, f"etcd at {endpoints}", is_shared=True)
     if not config.is_store_member(config.node_id):
         remote = RemoteStore(config.store_endpoints, config, deadline_ms=config.store_deadline_ms)
@@ -73,6 +66,22 @@ async def open_store(config: ServerConfig) -> OpenedStore:
     )
     await embedded.start()
     return OpenedStore(embedded, embedded, f"embedded, in {', '.join(members)}", is_shared=False)
+
+
+def open_etcd(config: ServerConfig, cluster: str) -> EtcdStore:
+    """Return the records of a cluster in the etcd that the settings name.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    return EtcdStore(
+        config.store_endpoints,
+        cluster,
+        username=config.store_username,
+        password=config.store_password,
+        tls=_read_tls(config),
+        deadline_ms=config.store_deadline_ms,
+    )
 
 
 def _free_loopback_address() -> str:

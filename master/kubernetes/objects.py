@@ -59,6 +59,7 @@ __all__ = [
     "OwnServers",
     "Owner",
     "ScheduleObjects",
+    "has_own_servers",
     "job_objects",
     "schedule_objects",
     "section",
@@ -77,10 +78,12 @@ RUN_VARIABLE = "BACKSTAY_RUN"
 # often.
 RUN_ENDS = (1, 2, 3, 5, 130)
 RUN_TRIES_MAX = 20
+# The job master's option which says that the servers are the job's own.
+SERVERS_END = "--servers-end"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 # What Kubernetes takes as a key of a ConfigMap.
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
-# The program is that of the image, whatever runs this one.
+# The image's interpreter, not the one that runs this code.
 PYTHON = "python3"
 
 
@@ -148,6 +151,12 @@ class ScheduleObjects(NamedTuple):
         return content
 
 
+def has_own_servers(deployment: Mapping[str, Any]) -> bool:
+    """Whether a job's servers end with it, as its Deployment says."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return any(SERVERS_END in one.get("command", ()) for one in containers)
+
+
 def section(spec: JobSpec) -> KubernetesSpec:
     """Return the job's section ``kubernetes``.
 
@@ -161,15 +170,21 @@ def section(spec: JobSpec) -> KubernetesSpec:
     return spec.kubernetes
 
 
-def spec_in_pods(spec: JobSpec, endpoints: Sequence[str]) -> JobSpec:
-    """Return the job as its Pods know it: their paths, their launcher, the cluster's addresses."""
+def spec_in_pods(spec: JobSpec, endpoints: Sequence[str] = (), *, local: int = 0) -> JobSpec:
+    """Return the job as its Pods know it: their paths, their launcher, the cluster's addresses.
+
+    Args:
+        spec: The job.
+        endpoints: Control addresses of its servers.
+        local: So many servers of its own each run of its schedule makes; 0: a cluster runs.
+    """
     folder = section(spec).model_folder or JOB_FOLDER
     return replace(
         spec,
         launcher="kubernetes",
         model=str(PurePosixPath(folder) / PurePosixPath(spec.model).name),
         log_dir=f"{SCRATCH}/{object_name(spec.name)}",
-        servers=replace(spec.servers, local=0, endpoints=tuple(endpoints)),
+        servers=replace(spec.servers, local=local, endpoints=tuple(endpoints)),
     )
 
 
@@ -364,7 +379,7 @@ def _deployment(
     name = object_name(spec.name)
     words = [PYTHON, "-m", "backstay.cli.kubernetes_master", f"{JOB_FOLDER}/{JOB_FILE}"]
     words += ["--listen", f"0.0.0.0:{MASTER_PORT}", "--advertise-host", "$(POD_IP)"]
-    words += ["--servers-end"] if servers_end else []
+    words += [SERVERS_END] if servers_end else []
     words += ["--run", run_uid(run)] if run else []
     words += ["--insecure"] if kubernetes.insecure else []
     template = pod_template(

@@ -14,10 +14,16 @@ from typing import Any
 
 from backstay.errors import KubernetesError
 from backstay.master.kubernetes.api import KubernetesApi
+from backstay.master.kubernetes.event_writer import EventWriter
 from backstay.master.kubernetes.names import object_name, pserver_name, status_name, worker_selector
 from backstay.master.kubernetes.objects import Owner
 from backstay.master.kubernetes.pod_exit import unfinished
-from backstay.master.kubernetes.published_status import PublishedStatus, may_replace
+from backstay.master.kubernetes.published_status import (
+    GrownServers,
+    PublishedStatus,
+    growth_data,
+    may_replace,
+)
 
 __all__ = ["OwnedJob"]
 
@@ -37,6 +43,7 @@ class OwnedJob:
         self._api = api
         self._job = job
         self.owner = owner
+        self.events = EventWriter(api, owner)
         # Of the status: its version and what it said, as it was read or written last.
         self._version = ""
         self._data: dict[str, str] = {}
@@ -74,28 +81,37 @@ class OwnedJob:
         Raises:
             KubernetesError: The objects are gone, the API refuses the call, or does not answer.
         """
-        name = status_name(self._job)
         with self._writing:
-            for _ in range(CONFLICTS_MAX):
-                if not self._version:
-                    self._read()
-                if not may_replace(self._data, data):
-                    return False
-                version, self._version = self._version, ""
-                change = {"metadata": {"resourceVersion": version}, "data": dict(data)}
-                try:
-                    made = self._api.patch("configmaps", name, change)
-                except KubernetesError as error:
-                    if error.status != CONFLICT:
-                        raise
-                    continue
-                self._version = made["metadata"]["resourceVersion"]
-                self._data |= data
-                return True
-        raise KubernetesError(
-            f"Kubernetes: ConfigMap {name} was changed during each of {CONFLICTS_MAX} writes",
-            status=CONFLICT,
-        )
+            return self._write(lambda: data if may_replace(self._data, data) else None)
+
+    def note_growth(self, grown: GrownServers) -> None:
+        """Record that servers are added for a plan; what is recorded for that plan stays.
+
+        Raises:
+            KubernetesError: The objects are gone, the API refuses the call, or does not answer.
+        """
+
+        def change() -> Mapping[str, str] | None:
+            noted = PublishedStatus.of_data(self._data).grown
+            is_noted = noted is not None and noted.plan_id == grown.plan_id
+            return None if is_noted else growth_data(grown)
+
+        with self._writing:
+            self._write(change)
+
+    def forget_growth(self, grown: GrownServers) -> None:
+        """Record that a growth needs not be undone any more.
+
+        Raises:
+            KubernetesError: The objects are gone, the API refuses the call, or does not answer.
+        """
+
+        def change() -> Mapping[str, str] | None:
+            noted = PublishedStatus.of_data(self._data).grown
+            return growth_data(None) if noted == grown else None
+
+        with self._writing:
+            self._write(change)
 
     def delete_workers(self) -> None:
         """Have the worker Pods deleted that have not ended. The others are kept for their logs.
@@ -137,6 +153,31 @@ class OwnedJob:
             raise _gone(name)
         self._version = found["metadata"]["resourceVersion"]
         self._data = dict(found.get("data") or {})
+
+    def _write(self, change: Callable[[], Mapping[str, str] | None]) -> bool:
+        """Write what ``change`` makes of what is published; False: it changes nothing."""
+        name = status_name(self._job)
+        for _ in range(CONFLICTS_MAX):
+            if not self._version:
+                self._read()
+            data = change()
+            if data is None:
+                return False
+            version, self._version = self._version, ""
+            body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
+            try:
+                made = self._api.patch("configmaps", name, body)
+            except KubernetesError as error:
+                if error.status != CONFLICT:
+                    raise
+                continue
+            self._version = made["metadata"]["resourceVersion"]
+            self._data |= data
+            return True
+        raise KubernetesError(
+            f"Kubernetes: ConfigMap {name} was changed during each of {CONFLICTS_MAX} writes",
+            status=CONFLICT,
+        )
 
     def _has_owner(self) -> bool:
         found = self._api.get("deployments", self.owner.name)

@@ -1,19 +1,23 @@
 """What a Pod's status says: whether its worker has ended and why, or what it waits for.
 
-Values in, values out: a Pod is a mapping as the API gives it. Imports ``job_engine.launch`` and
-``names``; does no I/O.
+Values in, values out: a Pod is a mapping as the API gives it. Imports ``job_engine.launch``,
+``names`` and ``pod_memory``; does no I/O.
 """
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.master.kubernetes.names import WORKER, WORKER_ID
+from backstay.master.kubernetes.pod_memory import memory_limit, memory_quantity
 
 __all__ = [
     "PodSeen",
+    "Pull",
     "end_of_deleted",
     "has_no_room",
     "is_on_lost_node",
@@ -65,10 +69,34 @@ _PULLS = {
     "RegistryUnavailable",
     "SignatureValidationFailed",
 }
+# Words of nodes (containerd, CRI-O) about a registry; names of images are quoted.
+_QUOTED = re.compile(r'"[^"]*"')
+_AWAY = re.compile(
+    r"dial tcp|connection re(?:fused|set)|i/o timeout|timed out|handshake timeout|timeout exceeded"
+    r"|deadline exceeded|no such host|server misbehaving|no route to host|network is unreachable"
+    r"|\beof$|too ?many ?requests|service unavailable|bad gateway|gateway time-?out"
+    r"|internal server error",
+    re.IGNORECASE,
+)
+_NOT_THERE = re.compile(
+    r"not found|unknown manifest|manifest unknown|name unknown|not known to registry"
+    r"|does not exist|denied|unauthorized|forbidden",
+    re.IGNORECASE,
+)
 # Words of the scheduler.
 _NO_ROOM = ("Insufficient ", "Too many pods")
 _STARTS = {"ContainerCreating", "PodInitializing"}
 _USUAL_WAITS = {"", *_STARTS}
+
+
+class Pull(enum.Enum):
+    """Why a node did not get an image."""
+
+    # The registry does not answer, or asks for patience.
+    AWAY = enum.auto()
+    # The registry says that it has no such image, or none for this Pod.
+    NOT_THERE = enum.auto()
+    OTHER = enum.auto()
 
 
 class PodSeen(NamedTuple):
@@ -84,7 +112,9 @@ class PodSeen(NamedTuple):
         has_begun: Whether its container runs, or has run.
         is_starting: Whether it has a node, and the node prepares its container.
         is_pulling: Whether its node did not get the image, and tries again.
+        pull: Why it did not get it; None: it did, or does not say.
         has_no_room: Whether no node has room for it now.
+        memory_limit: Bytes that its container may use; 0: it has no limit.
     """
 
     name: str
@@ -96,7 +126,9 @@ class PodSeen(NamedTuple):
     has_begun: bool = False
     is_starting: bool = False
     is_pulling: bool = False
+    pull: Pull | None = None
     has_no_room: bool = False
+    memory_limit: int = 0
 
 
 def seen(pod: Mapping[str, Any]) -> PodSeen:
@@ -113,7 +145,9 @@ def seen(pod: Mapping[str, Any]) -> PodSeen:
         not _container_status(pod).get("state", {"waiting": {}}).keys() <= {"waiting"},
         _waiting(pod).get("reason", "") in _STARTS,
         _waiting(pod).get("reason", "") in _PULLS,
+        _pull(_waiting(pod)),
         has_no_room(pod),
+        memory_limit(pod),
     )
 
 
@@ -187,7 +221,8 @@ def _end(pod: Mapping[str, Any], worker_id: str) -> WorkerExit | None:
     reason = _reason(pod, terminated, code, is_deleted=is_deleted)
     words = terminated.get("message") or status.get("message") or ""
     if reason is ExitReason.OUT_OF_MEMORY:
-        words = f"{_memory_text(pod)}\n{words}".strip()
+        # Last, as what is too long is cut off at its beginning.
+        words = f"{words}\n{_memory_text(pod)}".strip()
     elif reason in (ExitReason.PREEMPTED, ExitReason.EVICTED, ExitReason.NODE_LOST):
         words = _disruption_text(pod) or words
     return WorkerExit(worker_id, reason, code, words)
@@ -259,6 +294,19 @@ def _waiting(pod: Mapping[str, Any], container: str = WORKER) -> Mapping[str, An
     return waiting
 
 
+def _pull(waiting: Mapping[str, Any]) -> Pull | None:
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason not in _PULLS:
+        return None
+    said = _QUOTED.sub("", message).strip()
+    if reason == "RegistryUnavailable" or _AWAY.search(said):
+        return Pull.AWAY
+    if _NOT_THERE.search(said):
+        return Pull.NOT_THERE
+    # Without a cause it only says that it waits before the next try.
+    return None if said == "Back-off pulling image" else Pull.OTHER
+
+
 def _is_node_silent(pod: Mapping[str, Any]) -> bool:
     """Whether Kubernetes has marked the Pod as not ready because its node does not answer.
 
@@ -293,11 +341,9 @@ def _disruption_text(pod: Mapping[str, Any]) -> str:
 
 
 def _memory_text(pod: Mapping[str, Any]) -> str:
-    containers = pod.get("spec", {}).get("containers") or ()
-    own: Mapping[str, Any] = next((one for one in containers if one.get("name") == WORKER), {})
-    limit = own.get("resources", {}).get("limits", {}).get("memory", "")
+    limit = memory_limit(pod)
     return (
-        f"its memory limit is {limit}; kubernetes.worker.limits sets another"
+        f"its memory limit is {memory_quantity(limit)}; kubernetes.worker.limits sets another"
         if limit
         else "its node had no more memory; kubernetes.worker.requests reserves some"
     )

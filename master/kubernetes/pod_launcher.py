@@ -18,7 +18,9 @@ from backstay.job_engine.launch import LauncherReport
 from backstay.master.kubernetes.api import KubernetesApi, PodWatch
 from backstay.master.kubernetes.names import object_name, worker_selector
 from backstay.master.kubernetes.objects import NAMESPACE_VARIABLE, Owner, section, worker_pod
-from backstay.master.kubernetes.worker_pods import WorkerPods
+from backstay.master.kubernetes.pod_memory import MoreMemory, with_memory
+from backstay.master.kubernetes.refusals import Refusal, refusal_of, why_refused
+from backstay.master.kubernetes.worker_pods import Forbidden, WorkerPods
 from backstay.master.launcher import WorkerProgram
 
 __all__ = ["PodLauncher"]
@@ -55,7 +57,9 @@ class PodLauncher:
         self._program = program
         self._api = api
         self._owner: Owner | None = None
-        self._pods = WorkerPods(section(program.spec).worker.priority_class)
+        kubernetes = section(program.spec)
+        more_memory = MoreMemory.of(kubernetes.more_memory)
+        self._pods = WorkerPods(kubernetes.worker.priority_class, more_memory)
         self._watch_trouble = ""
         self._watching: PodWatch | None = None
         self._stopping = threading.Event()
@@ -142,6 +146,9 @@ class PodLauncher:
                 if error.status == TOO_OLD:
                     log.info("the watch of Pods is too old: %s", error)
                     is_short = time.monotonic() - begun_s < WATCH_SHORT_S
+                elif refusal_of(error) is Refusal.FORBIDDEN:
+                    self._note_trouble("")
+                    self._note_forbidden(Forbidden.SEE, error)
                 else:
                     self._note_trouble(str(error))
             except Exception as error:
@@ -159,7 +166,7 @@ class PodLauncher:
             return self._owner
         name = object_name(self._program.spec.name)
         found = self._api.get("deployments", name)
-        # Another one of the name is not of this job.
+        # A Deployment of this name with another uid belongs to another job.
         if found is None or self._program.owner not in ("", found["metadata"]["uid"]):
             raise KubernetesError(
                 f"Kubernetes: the Deployment {name} of this job is gone; no worker is started"
@@ -210,6 +217,13 @@ class PodLauncher:
                 log.warning("%s", trouble)
             self._watch_trouble = trouble
 
+    def _note_forbidden(self, what: Forbidden, error: KubernetesError) -> None:
+        with self._changed:
+            if not self._pods.is_forbidden(what):
+                log.warning("%s: %s", what.value, error)
+            self._pods.forbidden(what, why_refused(error), time.monotonic())
+            self._changed.notify_all()
+
     # The thread that calls.
 
     def _act(self) -> None:
@@ -232,10 +246,10 @@ class PodLauncher:
                 if not self._delete(worker_id, name):
                     break
             for worker_id, priority_class in plan.create:
-                if not self._create(owner, worker_id, priority_class):
+                if not self._create(owner, worker_id, priority_class, plan.memory):
                     break
 
-    def _create(self, owner: Owner, worker_id: str, priority_class: str) -> bool:
+    def _create(self, owner: Owner, worker_id: str, priority_class: str, memory: int) -> bool:
         """Make a Pod; return whether to go on with calls."""
         program = self._program
         try:
@@ -247,6 +261,7 @@ class PodLauncher:
                 env=program.env,
                 priority_class=priority_class,
             )
+            pod = with_memory(pod, memory)
         except Exception as error:
             # Without this thread no Pod would be made or deleted any more.
             log.exception("worker %s: its Pod cannot be described", worker_id)
@@ -263,16 +278,21 @@ class PodLauncher:
         return True
 
     def _not_created(self, worker_id: str, error: KubernetesError) -> bool:
+        """Take in why a Pod was not made; return whether to go on with calls."""
+        refusal = refusal_of(error)
+        if refusal is Refusal.FORBIDDEN:
+            self._note_forbidden(Forbidden.MAKE, error)
+            return False
         with self._changed:
             if error.reason == "AlreadyExists":
                 self._pods.created(worker_id, None, time.monotonic())
-            elif error.status in (400, 422):
+                return True
+            if refusal is Refusal.WRONG:
                 self._pods.refused(worker_id, str(error))
-            else:
-                log.warning("worker %s: %s", worker_id, error)
-                self._pods.call_failed(f"no Pod can be made: {error}", time.monotonic())
-                return False
-        return True
+                return True
+            log.warning("worker %s: %s", worker_id, error)
+            self._pods.call_failed(f"no Pod can be made: {error}", time.monotonic())
+        return False
 
     def _delete(self, worker_id: str, name: str) -> bool:
         try:
@@ -280,7 +300,8 @@ class PodLauncher:
         except KubernetesError as error:
             log.warning("worker %s: %s", worker_id, error)
             with self._changed:
-                self._pods.call_failed(f"no Pod can be deleted: {error}", time.monotonic())
+                why = f"no Pod can be deleted: {why_refused(error)}"
+                self._pods.call_failed(why, time.monotonic())
             return False
         with self._changed:
             self._pods.told_to_end(worker_id)

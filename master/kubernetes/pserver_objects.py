@@ -23,9 +23,11 @@ __all__ = [
     "SETTINGS_FILE",
     "PserverObjects",
     "check_no_servers",
+    "cluster_of",
     "cores_of_server",
     "pserver_endpoints",
     "pserver_objects",
+    "replacing",
     "server_settings",
     "settings_text",
 ]
@@ -35,6 +37,8 @@ CONTROL_PORT = 7000
 DATA_PORT = 7100
 METRICS_PORT = 9464
 PYTHON = "python3"
+CLUSTER_VARIABLE = "BACKSTAY_CLUSTER"
+REPLACES_VARIABLE = "BACKSTAY_REPLACES_CLUSTER"
 # How long a Pod that is to end waits until every slot has its copies.
 COPIES_WAIT_S = 60
 # The wait, then the two graces of a stop (stop_grace_ms).
@@ -50,6 +54,7 @@ _OF_THE_POD = (
     "metrics",
     "node_id",
     "numbered_nodes",
+    "replaces_cluster",
 )
 # The rest of a container's memory is for buffers, copies under way and Python.
 _SHARE_FOR_ROWS = 0.75
@@ -193,6 +198,26 @@ def pserver_objects(spec: JobSpec, settings: Mapping[str, Any], run: str) -> Pse
     return PserverObjects(service, budget, _stateful_set(spec, settings, run, metadata, ports))
 
 
+def cluster_of(stateful_set: Mapping[str, Any]) -> str:
+    """Return the name of the cluster that a job's own servers make; empty: it is not said."""
+    env = _container_of(stateful_set).get("env", ())
+    names = (one.get("value", "") for one in env if one["name"] == CLUSTER_VARIABLE)
+    return next(names, "")
+
+
+def replacing(stateful_set: Mapping[str, Any], earlier: str) -> dict[str, Any]:
+    """Return servers that also remove the records of the cluster of earlier ones."""
+    changed: dict[str, Any] = json.loads(json.dumps(stateful_set))
+    _container_of(changed)["env"].append({"name": REPLACES_VARIABLE, "value": earlier})
+    return changed
+
+
+def _container_of(stateful_set: Mapping[str, Any]) -> dict[str, Any]:
+    containers = stateful_set["spec"]["template"]["spec"]["containers"]
+    found: dict[str, Any] = next((one for one in containers if one["name"] == PSERVER), {})
+    return found
+
+
 def _stateful_set(
     spec: JobSpec,
     settings: Mapping[str, Any],
@@ -211,7 +236,7 @@ def _stateful_set(
         env=_environment(spec.name, run),
         volumes=[{"name": "job", "configMap": {"name": object_name(spec.name)}}],
         mounts=[{"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}],
-        of_role=_of_role(labels, ports),
+        of_role=_of_role(spec.name, labels, ports),
     )
     given, priority = template["metadata"], kubernetes.pserver.priority_class
     return {
@@ -249,7 +274,7 @@ def _environment(job: str, run: str) -> list[dict[str, Any]]:
         _field("POD_NAMESPACE", "metadata.namespace"),
         # Copies of a slot go to different machines.
         _field("BACKSTAY_HOST", "spec.nodeName"),
-        {"name": "BACKSTAY_CLUSTER", "value": f"{object_name(job)}-{run}"},
+        {"name": CLUSTER_VARIABLE, "value": f"{object_name(job)}-{run}"},
         # A name and not the Pod's address, because certificates hold names.
         {"name": "BACKSTAY_ADVERTISE_HOST", "value": host},
         # For pserverctl in this Pod.
@@ -257,9 +282,9 @@ def _environment(job: str, run: str) -> list[dict[str, Any]]:
     ]
 
 
-def _of_role(labels: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Any]:
+def _of_role(job: str, labels: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Any]:
     """Return what Pods of servers have and others have not; deploy/kubernetes/base says why."""
-    wait = [PYTHON, "-m", "backstay.pserver.ctl.cli", "slots", "--wait", str(COPIES_WAIT_S)]
+    wait = [PYTHON, "-m", "backstay.cli.server_stop", job, str(COPIES_WAIT_S)]
     container = {
         "name": PSERVER,
         "ports": [{"name": name, "containerPort": number} for name, number in ports.items()],

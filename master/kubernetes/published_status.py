@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
@@ -22,12 +22,22 @@ from backstay.master.kubernetes.names import status_name
 from backstay.master.kubernetes.worker_pods import LAST_WORDS_MAX
 
 __all__ = [
+    "GrownServers",
     "PublishedStatus",
+    "growth_data",
+    "how_ended",
     "may_replace",
     "not_over",
     "read_status",
     "status_data",
 ]
+
+
+class GrownServers(NamedTuple):
+    """For which plan servers of the job's own were added, and how many there were before it."""
+
+    plan_id: str
+    before: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ class PublishedStatus:
         counts: Ends of workers by reason, since the job master began.
         exits: The newest ends: worker, how, last words.
         audit: What the counters of records say, if the job has ``audit`` and is over.
+        grown: The last growth of the job's own servers, until its plan has failed and is followed.
     """
 
     status: job_pb2.JobStatus | None = None
@@ -49,6 +60,7 @@ class PublishedStatus:
     counts: Mapping[str, int] = field(default_factory=dict)
     exits: tuple[tuple[str, str, str], ...] = ()
     audit: Mapping[str, Any] | None = None
+    grown: GrownServers | None = None
 
     @classmethod
     def of_data(cls, data: Mapping[str, str]) -> PublishedStatus:
@@ -65,7 +77,8 @@ class PublishedStatus:
         except (ValueError, KeyError, TypeError, ParseError):
             counts, exits = {}, ()
         over, reason = data.get("over", ""), data.get("reason", "")
-        return cls(status, over, reason, counts, exits, _audit(data.get("audit", "")))
+        audit, grown = _document(data.get("audit", "")), _grown(data.get("grown", ""))
+        return cls(status, over, reason, counts, exits, audit, grown)
 
 
 def read_status(api: KubernetesApi, job: str, owner_uid: str = "") -> PublishedStatus | None:
@@ -116,7 +129,20 @@ def may_replace(found: Mapping[str, str], data: Mapping[str, str]) -> bool:
     return before is None or after is None or before.master_starts <= after.master_starts
 
 
-def _audit(text: str) -> Mapping[str, Any] | None:
+def growth_data(grown: GrownServers | None) -> dict[str, str]:
+    """Return what a job master writes when it adds servers; None: no growth is to be undone."""
+    return {"grown": "" if grown is None else json.dumps(grown._asdict())}
+
+
+def _grown(text: str) -> GrownServers | None:
+    document = _document(text)
+    try:
+        return None if document is None else GrownServers(**document)
+    except TypeError:
+        return None
+
+
+def _document(text: str) -> Mapping[str, Any] | None:
     try:
         document = json.loads(text) if text else None
     except ValueError:
@@ -129,12 +155,16 @@ def _workers(exits: ExitsSeen) -> dict[str, Any]:
     return {
         "ended": dict(exits.counts),
         "newest": [
-            {"worker": one.worker_id, "how": _how(one), "log": one.last_words[-LAST_WORDS_MAX:]}
+            {
+                "worker": one.worker_id,
+                "how": how_ended(one),
+                "log": one.last_words[-LAST_WORDS_MAX:],
+            }
             for one in newest
         ],
     }
 
 
-def _how(end: WorkerExit) -> str:
+def how_ended(end: WorkerExit) -> str:
     """Return how a worker ended; the exit code of one that was taken away tells nothing."""
     return "was preempted" if end.reason is ExitReason.PREEMPTED else end.how

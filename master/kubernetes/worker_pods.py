@@ -2,22 +2,27 @@
 
 Level-triggered: the wish and the Pods that a list or a watch has shown go in, calls come out
 (``plan``). A worker's Pod has a name that follows from its id, so to make it again is refused.
-Time is an argument. Imports ``job_engine.launch``, ``backstay.kubernetes_spec`` and
-``pod_exit``; does no I/O.
+Time is an argument: when something began is when this process saw it, because the clock of the API
+may be another. Imports ``job_engine.launch``, ``backstay.exits``, ``backstay.kubernetes_spec`` and
+the modules beside it; does no I/O.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.kubernetes_spec import high_share
-from backstay.master.kubernetes.pod_exit import PodSeen, end_of_deleted, seen
+from backstay.master.kubernetes.pod_exit import PodSeen, Pull, end_of_deleted, seen
+from backstay.master.kubernetes.pod_memory import MoreMemory, memory_quantity
+from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
 
-__all__ = ["LAST_WORDS_MAX", "PodPlan", "WorkerPods"]
+__all__ = ["LAST_WORDS_MAX", "Forbidden", "PodPlan", "WorkerPods"]
 
 # Calls of one plan; then what was seen meanwhile counts.
 CALLS_AT_ONCE = 20
@@ -32,11 +37,22 @@ TERMINATING_MAX_S = 60.0
 STARTING_MAX_S = 20.0
 # A node that did not get the image so far gets no more time. The next Pod begins anew.
 PULLING_MAX_S = 120.0
+# What held workers up is no news any more when none has been missing for so long: longer than the
+# job master waits before it wants another one in the place of one that ended.
+SETTLED_S = 60.0
 # The job master repeats its wish several times a second. After a pause another process may be the
 # job master, with other wishes.
 WISH_VALID_S = 10.0
 LAST_WORDS_MAX = 2048
 _KEPT_REASONS = (ExitReason.FAILED, ExitReason.OUT_OF_MEMORY)
+_NEVER_STARTED = (ExitReason.CANNOT_START, ExitReason.NO_IMAGE)
+
+
+class Forbidden(enum.Enum):
+    """What the API may forbid; without it no worker can be started."""
+
+    SEE = "the Pods of this job cannot be seen"
+    MAKE = "no Pod can be made"
 
 
 class PodPlan(NamedTuple):
@@ -45,10 +61,12 @@ class PodPlan(NamedTuple):
     Attributes:
         create: Worker id and PriorityClass of each Pod to make.
         delete: Worker id and name of each Pod to delete.
+        memory: Bytes that the Pods to make may use; no more than the job says: as much as that.
     """
 
     create: tuple[tuple[str, str], ...] = ()
     delete: tuple[tuple[str, str], ...] = ()
+    memory: int = 0
 
 
 class _Worker:
@@ -61,6 +79,7 @@ class _Worker:
         terminating_since_s: Since when it was seen to be told to end, and has not ended.
         starting_since_s: Since when its node prepares its container.
         pulling_since_s: Since when its node tries in vain to get the image.
+        pull: Why it does not get it, as it said last.
         end: How it ended, without the last words; None: it has not.
         exit: How it ended, until the job master knows it.
         failure: Its number among the failures whose Pods are there.
@@ -73,6 +92,7 @@ class _Worker:
         "is_deleting",
         "is_new",
         "pod",
+        "pull",
         "pulling_since_s",
         "starting_since_s",
         "terminating_since_s",
@@ -85,6 +105,7 @@ class _Worker:
         self.terminating_since_s: float | None = None
         self.starting_since_s: float | None = None
         self.pulling_since_s: float | None = None
+        self.pull: Pull | None = None
         self.end: WorkerExit | None = None
         self.exit: WorkerExit | None = None
         self.failure: int | None = None
@@ -98,14 +119,18 @@ class _Worker:
 class WorkerPods:
     """The worker Pods of one job, as its launcher knows them."""
 
-    def __init__(self, priority_class: str = "") -> None:
+    def __init__(self, priority_class: str = "", more_memory: MoreMemory | None = None) -> None:
         """Know nothing yet: nothing is planned before the first list.
 
         Args:
             priority_class: Of the workers: a name, or the share that gets the class ``high``.
+            more_memory: What workers get after one has run out of memory; None: as much as before.
         """
         self._priority_class = priority_class
         self._share = high_share(priority_class)
+        self._more_memory = more_memory
+        # The most that a Pod had, or is to have: not recorded, as the Pods themselves tell it.
+        self._memory = 0
         self._wanted: dict[str, None] = {}
         # Before the first wish nothing tells which of the Pods that run are wanted.
         self._wished_s = float("-inf")
@@ -116,6 +141,10 @@ class WorkerPods:
         self._pause_s = 0.0
         self._not_before_s = float("-inf")
         self._call_trouble = ""
+        # What the API forbids: since when, and in which words.
+        self._forbidden: dict[Forbidden, tuple[float, str]] = {}
+        # Since when no worker is missing, and no Pod too many; None: one is, or nobody has looked.
+        self._settled_since_s: float | None = None
         # Why the last one that could not be started could not; until one starts.
         self._start_trouble = ""
 
@@ -171,7 +200,17 @@ class WorkerPods:
                 f"{len(late)} worker{'s wait' if len(late) > 1 else ' waits'} for volumes, network "
                 f"or image: `kubectl describe pod {late[0]}` says for which"
             )
-        return "; ".join(filter(None, [self._call_trouble, self._start_trouble, *texts]))
+        limit = (
+            f"if that lasts {FORBIDDEN_MAX_S / 60:.0f} minutes and no worker works, the job fails"
+        )
+        is_settled = self._is_settled(now_s)
+        forbidden = [
+            f"{what.value}: {why}; {limit}"
+            for what, (_, why) in self._forbidden.items()
+            if what is Forbidden.SEE or not is_settled
+        ]
+        troubles = [] if is_settled else [self._call_trouble, self._start_trouble]
+        return "; ".join(filter(None, [*forbidden, *troubles, *texts]))
 
     # What the API shows.
 
@@ -190,6 +229,7 @@ class WorkerPods:
         for one in found.values():
             self._take(one, now_s)
         self._is_listed = True
+        self._forbidden.pop(Forbidden.SEE, None)
 
     def changed(self, pod: Mapping[str, Any], now_s: float) -> None:
         """Take in a Pod that was made or has changed."""
@@ -201,32 +241,28 @@ class WorkerPods:
         """Take in that a Pod is gone, with its last status."""
         end = end_of_deleted(pod)
         if end.worker_id:
-            self._gone(end.worker_id, end)
+            self._gone(end.worker_id, self._learn_memory(seen(pod), end))
 
     # What to do, and what came of it.
 
     def plan(self, now_s: float) -> PodPlan:
         """Return the calls to make now."""
+        self._look_whether_settled(now_s)
         self._expire(now_s)
+        if now_s >= self._not_before_s:
+            self._not_before_s = float("-inf")
         is_wished = now_s < self._wished_s + WISH_VALID_S
         if not (is_wished and self._is_listed) or now_s < self._not_before_s:
             return PodPlan()
         # Deletions make room for Pods that a quota holds back, so they come first.
-        kept = self._kept_failures()
-        unneeded = [
-            (worker_id, one.pod.name)
-            for worker_id, one in self._workers.items()
-            if one.pod is not None
-            and not one.is_deleting
-            and self._is_unneeded(worker_id, one, kept)
-        ][:CALLS_AT_ONCE]
+        unneeded = self._unneeded()[:CALLS_AT_ONCE]
         missing = [one for one in self._wanted if one not in self._workers]
         create = []
         high = self._high_missing()
         for worker_id in missing[: max(1, CALLS_AT_ONCE - len(unneeded))]:
             create.append((worker_id, self._class_of_next(high)))
             high -= 1
-        return PodPlan(tuple(create), tuple(unneeded))
+        return PodPlan(tuple(create), tuple(unneeded), self._memory)
 
     def next_change_s(self) -> float | None:
         """Return when ``plan`` may say something else by itself; None: never."""
@@ -239,9 +275,9 @@ class WorkerPods:
             )
             if since_s is not None
         ]
-        if self._pause_s:
-            times.append(self._not_before_s)
-        return min(times, default=None)
+        times += [since_s + FORBIDDEN_MAX_S for since_s, _ in self._forbidden.values()]
+        times.append(self._not_before_s)
+        return min((one for one in times if one > float("-inf")), default=None)
 
     def is_deleting_all(self) -> bool:
         """Whether no worker is wanted any more, and Pods may be left that were not told to end."""
@@ -249,11 +285,7 @@ class WorkerPods:
             return False
         if not self._is_listed:
             return True
-        kept = self._kept_failures()
-        return any(
-            one.pod is not None and not one.is_deleting and self._is_unneeded(worker_id, one, kept)
-            for worker_id, one in self._workers.items()
-        )
+        return bool(self._unneeded())
 
     def created(self, worker_id: str, pod: Mapping[str, Any] | None, now_s: float) -> None:
         """Note that a worker's Pod is there.
@@ -264,6 +296,7 @@ class WorkerPods:
             now_s: The time.
         """
         self._calls_succeed()
+        self._forbidden.pop(Forbidden.MAKE, None)
         if worker_id in self._workers:
             # A watch was faster.
             return
@@ -275,7 +308,8 @@ class WorkerPods:
     def refused(self, worker_id: str, why: str) -> None:
         """Note that the API takes no such Pod: to ask again would be in vain."""
         self._calls_succeed()
-        self._note(WorkerExit(worker_id, ExitReason.CANNOT_START, last_words=why))
+        self._forbidden.pop(Forbidden.MAKE, None)
+        self._cannot_start(worker_id, why)
 
     def told_to_end(self, worker_id: str) -> None:
         """Note that the API has taken the deletion of a worker's Pod."""
@@ -290,6 +324,31 @@ class WorkerPods:
         self._not_before_s = now_s + self._pause_s
         self._call_trouble = why
 
+    def forbidden(self, what: Forbidden, why: str, now_s: float) -> None:
+        """Note that the API forbids something until somebody changes that.
+
+        After ``FORBIDDEN_MAX_S`` workers without a Pod count as those that cannot be started.
+        """
+        since_s, _ = self._forbidden.get(what, (now_s, ""))
+        self._forbidden[what] = (since_s, why)
+        if what is Forbidden.MAKE:
+            self.call_failed("", now_s)
+        if since_s == float("-inf"):
+            self._give_up_missing(why)
+
+    def is_forbidden(self, what: Forbidden) -> bool:
+        """Whether the API forbids something, as far as is known."""
+        return what in self._forbidden
+
+    def _give_up_missing(self, why: str) -> None:
+        for worker_id in self._wanted.keys() - self._workers.keys():
+            self._cannot_start(worker_id, why)
+
+    def _cannot_start(self, worker_id: str, why: str) -> None:
+        """Report a worker that has no Pod; another one would fare alike."""
+        reason = ExitReason.CANNOT_START
+        self._note(WorkerExit(worker_id, reason, EXIT_WRONG_SETTING, why))
+
     def _calls_succeed(self) -> None:
         self._pause_s, self._call_trouble = 0.0, ""
         self._not_before_s = float("-inf")
@@ -297,20 +356,37 @@ class WorkerPods:
     def _take(self, one: PodSeen, now_s: float) -> None:
         known = self._workers.setdefault(one.worker_id, _Worker())
         known.pod = one
+        if self._more_memory is not None:
+            # An earlier job master may have given it more.
+            self._memory = max(self._memory, one.memory_limit)
         known.starting_since_s = _since(
             known.starting_since_s, now_s, holds=one.is_starting and known.runs
         )
         known.pulling_since_s = _since(
             known.pulling_since_s, now_s, holds=one.is_pulling and known.runs
         )
+        known.pull = one.pull or (known.pull if one.is_pulling else None)
         if one.is_terminating:
             known.is_deleting = True
             if one.end is None and known.terminating_since_s is None:
                 known.terminating_since_s = now_s
         if one.end is not None:
-            self._note(one.end)
+            self._note(self._learn_memory(one, one.end))
         elif one.has_begun:
             self._start_trouble = ""
+
+    def _learn_memory(self, one: PodSeen, end: WorkerExit) -> WorkerExit:
+        """Give the next workers more if this one had too little; return its end, with that told."""
+        is_short = end.reason is ExitReason.OUT_OF_MEMORY and one.memory_limit > 0
+        # The limit of an init container is another one.
+        if self._more_memory is None or not (is_short and one.has_begun):
+            return end
+        after = self._more_memory.after(one.memory_limit)
+        self._memory = max(self._memory, after)
+        told = f"workers that begin from now on may use {memory_quantity(self._memory)}"
+        if after <= one.memory_limit:
+            told = "kubernetes.more_memory.max allows no more"
+        return end._replace(last_words=f"{end.last_words}\n{told}".strip())
 
     def _gone(self, worker_id: str, end: WorkerExit) -> None:
         known = self._workers.setdefault(worker_id, _Worker())
@@ -326,20 +402,25 @@ class WorkerPods:
             return
         known.exit = end._replace(last_words=end.last_words[-LAST_WORDS_MAX:])
         known.end = end._replace(last_words="")
-        if end.reason is ExitReason.CANNOT_START:
+        if end.reason in _NEVER_STARTED:
             self._start_trouble = f"worker {end.worker_id} {end.how}: {known.exit.last_words}"
         if end.reason in _KEPT_REASONS and known.pod is not None:
             self._failures += 1
             known.failure = self._failures
 
     def _expire(self, now_s: float) -> None:
-        """Give up Pods that were told to end and do not, and Pods that get no image."""
+        """Give up Pods that do not end, or get no image, and workers that may have no Pod."""
         for worker_id, one in self._workers.items():
             if _is_over(one.terminating_since_s, TERMINATING_MAX_S, now_s):
                 self._note(WorkerExit(worker_id, ExitReason.NODE_LOST))
             elif _is_over(one.pulling_since_s, PULLING_MAX_S, now_s):
-                words = "" if one.pod is None else one.pod.waits
-                self._note(WorkerExit(worker_id, ExitReason.CANNOT_START, last_words=words))
+                self._note(_end_without_image(worker_id, one))
+
+        for what, (since_s, why) in self._forbidden.items():
+            if since_s > float("-inf") and _is_over(since_s, FORBIDDEN_MAX_S, now_s):
+                # From now on each further worker has one try.
+                self._forbidden[what] = (float("-inf"), why)
+                self._give_up_missing(why)
 
     def _forget_ended(self) -> None:
         """Forget workers that nothing asks for any more: no id is used again."""
@@ -347,6 +428,33 @@ class WorkerPods:
             is_asked_for = worker_id in self._wanted or one.exit is not None
             if not (one.runs or is_asked_for or one.pod is not None):
                 del self._workers[worker_id]
+
+    def _is_settled(self, now_s: float) -> bool:
+        """Whether no worker has been missing, and no Pod too many, for long."""
+        return _is_over(self._settled_since_s, SETTLED_S, now_s)
+
+    def _look_whether_settled(self, now_s: float) -> None:
+        known = (self._workers.get(one) for one in self._wanted)
+        begun = all(one is not None and one.pod is not None and one.pod.has_begun for one in known)
+        was_settled = self._is_settled(now_s)
+        self._settled_since_s = _since(
+            self._settled_since_s, now_s, holds=begun and not self._unneeded()
+        )
+        if was_settled and self._settled_since_s is None:
+            # What is forbidden now has all its time again.
+            self._forbidden.pop(Forbidden.MAKE, None)
+            self._call_trouble = self._start_trouble = ""
+
+    def _unneeded(self) -> list[tuple[str, str]]:
+        """Return worker id and name of each Pod that is to be deleted."""
+        kept = self._kept_failures()
+        return [
+            (worker_id, one.pod.name)
+            for worker_id, one in self._workers.items()
+            if one.pod is not None
+            and not one.is_deleting
+            and self._is_unneeded(worker_id, one, kept)
+        ]
 
     def _is_unneeded(self, worker_id: str, one: _Worker, kept: Collection[int]) -> bool:
         """Whether a Pod is to be deleted: its worker is not wanted, or the end of it is known."""
@@ -373,6 +481,17 @@ class WorkerPods:
         if self._share is None:
             return self._priority_class
         return "high" if high_missing > 0 else "low"
+
+
+def _end_without_image(worker_id: str, one: _Worker) -> WorkerExit:
+    """Return the end of a worker whose node got no image so far."""
+    words = "" if one.pod is None else one.pod.waits
+    if one.pull is Pull.AWAY:
+        # The next Pod may be on a node that has the image, or reaches the registry.
+        return WorkerExit(worker_id, ExitReason.NO_IMAGE, last_words=words)
+    # Another Pod would not get it, either.
+    code = EXIT_WRONG_SETTING if one.pull is Pull.NOT_THERE else 0
+    return WorkerExit(worker_id, ExitReason.CANNOT_START, code, words)
 
 
 def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:

@@ -101,7 +101,8 @@ class SlotLoader:
         Args:
             server: The data plane.
             apply_table: Takes a table in here, by its description.
-            tell_trouble: Called with why slots cannot be loaded; with an empty text when they can.
+            tell_trouble: Called with why slots cannot be loaded; with an empty string when they
+                can.
         """
         self._server = server
         self._apply_table = apply_table

@@ -14,7 +14,7 @@ from backstay.errors import BackstayError
 from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.peers import PeerCalls
 
-__all__ = ["CheckpointSchedule", "Since", "is_due"]
+__all__ = ["CheckpointSchedule", "SinceCheckpoint", "is_due"]
 
 LOOK_S = 1.0
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Since:
+class SinceCheckpoint:
     """What has happened since the last checkpoint, or since this node became the controller.
 
     Attributes:
@@ -34,7 +34,7 @@ class Since:
     pushes: int
 
 
-def is_due(settings: ClusterSettings, since: Since) -> bool:
+def is_due(settings: ClusterSettings, since: SinceCheckpoint) -> bool:
     """Return whether a checkpoint is to be written now. Pure."""
     if not settings.checkpoint_url:
         return False
@@ -61,7 +61,7 @@ class CheckpointSchedule:
             saver: Writes them.
             calls: Asks the masters how many pushes they have applied.
             is_controller: Says whether this node is it.
-            tell_trouble: Called with why the last one could not be written; with an empty text
+            tell_trouble: Called with why the last one could not be written; with an empty string
                 when it was, or when none is wanted here.
         """
         self._view = view
@@ -104,17 +104,17 @@ class CheckpointSchedule:
         self._last_s = self._loop.time()
         self._pushes_then = None
 
-    async def _since(self, settings: ClusterSettings) -> Since:
+    async def _since(self, settings: ClusterSettings) -> SinceCheckpoint:
         seconds = self._loop.time() - self._last_s
         if not settings.checkpoint_every_pushes:
-            return Since(seconds, 0)
+            return SinceCheckpoint(seconds, 0)
         now = await self._pushes()
         if self._pushes_then is None:
             self._pushes_then = now
         then = self._pushes_then
         # A node that is new, or began anew, has counted from 0.
         pushes = sum(max(count - then.get(one, 0), 0) for one, count in now.items())
-        return Since(seconds, pushes)
+        return SinceCheckpoint(seconds, pushes)
 
     async def _pushes(self) -> dict[int, int]:
         """Return how many pushes each process has applied; a silent process counts later."""

@@ -40,12 +40,12 @@ def roles_of_nodes(routing: RoutingTable) -> dict[str, dict[str, int]]:
     """Return for each node of how many slots it is master, in-sync backup, or catching up."""
     slots_of_set = np.bincount(routing.set_of_slot, minlength=len(routing.sets)).tolist()
     roles = {node.node_id: {"master": 0, "in_sync": 0, "catching_up": 0} for node in routing.nodes}
-    for held, slots in zip(routing.sets, slots_of_set, strict=True):
-        if held.master != NO_MASTER:
-            roles[routing.nodes[held.master].node_id]["master"] += slots
-        for index in held.in_sync:
+    for replicas, slots in zip(routing.sets, slots_of_set, strict=True):
+        if replicas.master != NO_MASTER:
+            roles[routing.nodes[replicas.master].node_id]["master"] += slots
+        for index in replicas.in_sync:
             roles[routing.nodes[index].node_id]["in_sync"] += slots
-        for index in held.catching_up:
+        for index in replicas.catching_up:
             roles[routing.nodes[index].node_id]["catching_up"] += slots
     return roles
 
@@ -55,9 +55,9 @@ def slots_short_of_copies(routing: RoutingTable) -> int:
     slots_of_set = np.bincount(routing.set_of_slot, minlength=len(routing.sets)).tolist()
     return sum(
         slots
-        for held, slots in zip(routing.sets, slots_of_set, strict=True)
+        for replicas, slots in zip(routing.sets, slots_of_set, strict=True)
         # Without a master the copies that there are cannot be reached.
-        if held.master == NO_MASTER or len(held.synced) < routing.replicas
+        if replicas.master == NO_MASTER or len(replicas.synced) < routing.replicas
     )
 
 

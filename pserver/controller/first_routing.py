@@ -40,7 +40,7 @@ def restored_routing(routing: RoutingTable, plan: RestorePlan) -> RoutingTable:
 
     A backup that begins empty would not have what its master loads.
     """
-    sets = [SlotReplicas(held.master) for held in routing.replicas_of_slot]
+    sets = [SlotReplicas(replicas.master) for replicas in routing.replicas_of_slot]
     slots = plan.slots or tuple(range(routing.slot_count))
     restoring = Restoring(plan.url, plan.checkpoint, slots)
     return replace(routing, replicas_of_slot=tuple(sets), restoring=restoring)

@@ -196,11 +196,11 @@ def slots_report(routing: RoutingTable) -> dict[str, Any]:
             {
                 "slot": slot,
                 "term": terms[slot],
-                "master": None if held.master == NO_MASTER else ids[held.master],
-                "in_sync": [ids[index] for index in held.in_sync],
-                "catching_up": [ids[index] for index in held.catching_up],
+                "master": None if replicas.master == NO_MASTER else ids[replicas.master],
+                "in_sync": [ids[index] for index in replicas.in_sync],
+                "catching_up": [ids[index] for index in replicas.catching_up],
             }
-            for slot, held in enumerate(routing.replicas_of_slot)
+            for slot, replicas in enumerate(routing.replicas_of_slot)
         ],
     }
 

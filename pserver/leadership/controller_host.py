@@ -339,7 +339,7 @@ class ControllerHost:
             )
 
     def _decide_and_pack(self, records: ClusterRecords) -> tuple[Decision, str]:
-        """Decide; returns the new routing as it is stored, too, or an empty text."""
+        """Decide; returns the new routing as it is stored, too, or an empty string."""
         decision = self._decide(records)
         return decision, pack(decision.routing.to_json()) if decision.routing else ""
 

@@ -99,7 +99,7 @@ class Registration:
             on_alive: Called with the moment of ``clock_s`` until which the lease is surely alive;
                 0 when it is lost.
             on_trouble: Called with the reason when the lease cannot be renewed, and with an
-                empty text when it is renewed again.
+                empty string when it is renewed again.
             catch_up: Called with a new registration before it allows anything: its slots may
                 have been given to others while there was none.
         """

@@ -41,8 +41,8 @@ def slots_to_wait_for(
     slots_of_set = np.bincount(routing.set_of_slot, minlength=len(routing.sets)).tolist()
     return sum(
         slots
-        for held, slots in zip(routing.sets, slots_of_set, strict=True)
-        if held.master == NO_MASTER or len(living.intersection(held.synced)) < wanted
+        for replicas, slots in zip(routing.sets, slots_of_set, strict=True)
+        if replicas.master == NO_MASTER or len(living.intersection(replicas.synced)) < wanted
     )
 
 

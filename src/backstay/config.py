@@ -294,6 +294,11 @@ class ServerConfig(StoreConfig, SecurityConfig):
         "Node names end in numbers from 0 on, as in a StatefulSet. A resize to n empties the "
         "nodes from number n on, and ends none.",
     )
+    replaces_cluster: str | None = setting(
+        None,
+        "An earlier cluster in the same etcd. This node removes its records once none of its nodes "
+        "is registered any more.",
+    )
     lease_ttl_ms: int = setting(
         3000,
         "A node that does not renew its lease for this time counts as lost.",
@@ -302,8 +307,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     return_grace_ms: int = setting(
         30_000,
-        "How long the cluster waits for a vanished node before slots of which only it has a "
-        "copy are lost.",
+        "How long the cluster waits for a vanished node without evidence of its death, before "
+        "slots of which only it has a copy are lost.",
         minimum=0,
         maximum=86_400_000,
     )
@@ -404,6 +409,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
         super().__post_init__()
         check_name("node_id", self.node_id)
         check_name("cluster", self.cluster)
+        self._check_replaces()
         for name in ("listen_control", "listen_data"):
             split_address(name, getattr(self, name))
         if self.metrics is not None:
@@ -436,6 +442,15 @@ class ServerConfig(StoreConfig, SecurityConfig):
         self._reachable_host(split_address("listen_data", self.listen_data)[0])
         if self.tls_require_client_cert and self.tls_ca_file is None:
             raise ConfigError("tls_require_client_cert: needs tls_ca_file to check clients against")
+
+    def _check_replaces(self) -> None:
+        if self.replaces_cluster is None:
+            return
+        check_name("replaces_cluster", self.replaces_cluster)
+        if self.replaces_cluster == self.cluster:
+            raise ConfigError(f"replaces_cluster: {self.cluster!r} is this cluster itself")
+        if self.store != "etcd":
+            raise ConfigError("replaces_cluster: needs store = etcd, which clusters share")
 
     def _check_cluster(self) -> None:
         if self.initial_nodes_wanted > self.slot_count:

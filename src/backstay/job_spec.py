@@ -114,7 +114,7 @@ class EarlyStop:
     )
     patience: int = setting(
         1,
-        "Stop after so many evaluations without a better value.",
+        "Stop after so many evaluations in a row without a better value.",
         minimum=1,
         maximum=1_000_000,
     )
@@ -175,9 +175,11 @@ class WorkersSpec:
     SHORT: ClassVar[str] = "initial"
 
     initial: int = setting(2, "Workers to begin with.", minimum=0, maximum=WORKERS_MAX)
-    min: int = setting(1, "Least that `jobs scale` accepts.", minimum=0, maximum=WORKERS_MAX)
+    min: int = setting(
+        1, "Least that `jobs scale` and `autoscale` go to.", minimum=0, maximum=WORKERS_MAX
+    )
     max: int = setting(
-        WORKERS_MAX, "Most that `jobs scale` accepts.", minimum=1, maximum=WORKERS_MAX
+        WORKERS_MAX, "Most that `jobs scale` and `autoscale` go to.", minimum=1, maximum=WORKERS_MAX
     )
     max_relaunches: int = setting(
         10,

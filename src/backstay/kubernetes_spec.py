@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from backstay.errors import ConfigError
 from backstay.settings import check, setting
 
-__all__ = ["KubernetesSpec", "PodSpec", "ScheduleSpec", "amount", "high_share"]
+__all__ = ["KubernetesSpec", "MoreMemorySpec", "PodSpec", "ScheduleSpec", "amount", "high_share"]
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 # What a volume may be, and what Kubernetes calls its source and the field of its name there.
@@ -98,10 +98,31 @@ class PodSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoreMemorySpec:
+    """What workers get that begin after one has run out of memory."""
+
+    factor: float = setting(
+        1.5,
+        "Their limit is so many times that of the worker that ran out of memory; their request "
+        "grows with it.",
+        minimum=1.01,
+        maximum=10.0,
+    )
+    max: str = setting(..., "The highest limit, such as `16Gi`.")
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        _put(self, "max", _text_of_number(self.max))
+        check(self)
+        if not _QUANTITY.fullmatch(self.max):
+            raise ConfigError(f"max: {self.max!r} is not a quantity, such as 16Gi")
+
+
+@dataclass(frozen=True, kw_only=True)
 class KubernetesSpec:
     """How a job runs on Kubernetes."""
 
-    namespace: str = setting("", "Empty: that of the kubeconfig's context.")
+    namespace: str = setting("", "Namespace of the Pods. Empty: that of the kubeconfig's context.")
     image: str = setting(..., "Image of all Pods.")
     pull_policy: str = setting(
         "IfNotPresent", "When a node pulls the image.", choices=PULL_POLICIES
@@ -127,6 +148,11 @@ class KubernetesSpec:
     master: PodSpec = setting(PodSpec, "The Pod of the job master.")
     worker: PodSpec = setting(PodSpec, "The Pods of the workers.")
     pserver: PodSpec = setting(PodSpec, "The Pods of the job's own servers.")
+    more_memory: MoreMemorySpec | None = setting(
+        None,
+        "Workers that begin after one ran out of memory get more than "
+        "`kubernetes.worker.limits.memory`. Left out: as much as before.",
+    )
 
     def __post_init__(self) -> None:
         """Check the values, each alone and then together."""
@@ -151,6 +177,8 @@ class KubernetesSpec:
                 )
         for role in ("master", "worker", "pserver"):
             _check_mount_paths(role, (*self.volumes, *getattr(self, role).volumes))
+        if self.more_memory is not None:
+            _check_more_memory(self.more_memory, self.worker)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +195,7 @@ class ScheduleSpec:
     time_zone: str = setting("Etc/UTC", "Time zone of `cron`, such as `Europe/Berlin`.")
     runs_kept: int = setting(
         3,
-        "So many runs that went well are kept to look at, and so many that failed.",
+        "How many runs that went well are kept, and how many that failed.",
         minimum=0,
         maximum=1000,
     )
@@ -193,13 +221,24 @@ def high_share(priority_class: str) -> float | None:
 def amount(quantity: str) -> float:
     """Return the number that a quantity of Kubernetes stands for, such as 0.5 for ``500m``.
 
-    Args:
-        quantity: As ``PodSpec`` takes it.
+    Raises:
+        ConfigError: It is no quantity.
     """
     found = _QUANTITY.fullmatch(quantity)
-    assert found is not None
+    if found is None:
+        raise ConfigError(f"{quantity!r} is not a quantity, such as 500m, 2 or 4Gi")
     number, unit = found[1], found[2] or ""
     return float(number) * _UNITS[unit] if unit in _UNITS else float(number + unit)
+
+
+def _check_more_memory(more: MoreMemorySpec, worker: PodSpec) -> None:
+    limit = worker.limits.get("memory")
+    if limit is None:
+        raise ConfigError("more_memory: needs worker.limits.memory, from which it goes on")
+    if amount(more.max) <= amount(limit):
+        raise ConfigError(
+            f"more_memory.max: {more.max} is not more than worker.limits.memory, {limit}"
+        )
 
 
 def _put(spec: object, name: str, value: Any) -> None:

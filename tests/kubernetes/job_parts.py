@@ -5,6 +5,8 @@ Imports ``namespace``; knows nothing of pytest.
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 from kubernetes.client import RbacAuthorizationV1Api
 
@@ -12,7 +14,7 @@ from tests.kubernetes.etcd_image import IMAGE as ETCD_IMAGE
 from tests.kubernetes.namespace import Namespace, is_ready, pod
 from tests.manifests import KUBERNETES
 
-__all__ = ["ACCOUNT", "ETCD", "allow_job_master", "run_etcd"]
+__all__ = ["ACCOUNT", "ETCD", "allow_job_master", "change_rights", "run_etcd"]
 
 ACCOUNT = "backstay-job-master"
 ETCD = "etcd"
@@ -24,8 +26,7 @@ def allow_job_master(namespace: Namespace) -> None:
     """Make the ServiceAccount of job masters, with the rights that users give it."""
     name = {"metadata": {"name": ACCOUNT}}
     rbac = RbacAuthorizationV1Api()
-    objects = yaml.safe_load_all(ACCOUNT_FILE.read_text(encoding="utf-8"))
-    rules = next(one["rules"] for one in objects if one["kind"] == "Role")
+    rules = _rules()
     namespace.core.create_namespaced_service_account(namespace.name, name)
     rbac.create_namespaced_role(namespace.name, {**name, "rules": rules})
     rbac.create_namespaced_role_binding(
@@ -40,6 +41,26 @@ def allow_job_master(namespace: Namespace) -> None:
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT}],
         },
     )
+
+
+def change_rights(namespace: Namespace, *, without: tuple[str, str] | None = None) -> None:
+    """Give job masters the rights that users give it, or all of them but one.
+
+    Args:
+        namespace: Where.
+        without: Resource and verb of that one.
+    """
+    rules = _rules()
+    for rule in rules:
+        if without is not None and without[0] in rule["resources"]:
+            rule["verbs"] = [one for one in rule["verbs"] if one != without[1]]
+    RbacAuthorizationV1Api().patch_namespaced_role(ACCOUNT, namespace.name, {"rules": rules})
+
+
+def _rules() -> list[dict[str, Any]]:
+    objects = yaml.safe_load_all(ACCOUNT_FILE.read_text(encoding="utf-8"))
+    rules: list[dict[str, Any]] = next(one["rules"] for one in objects if one["kind"] == "Role")
+    return rules
 
 
 def run_etcd(namespace: Namespace, cpu: str = "") -> str:

@@ -27,8 +27,7 @@ pytestmark = [
 
 # More than two minutes for one worker.
 PASSES = 20
-# A worker on a lost node may count as one that failed: it was silent for long.
-TRAIN = ("--detach", "--epochs", str(PASSES), "--set", "workers.max_relaunches=5")
+TRAIN = ("--detach", "--epochs", str(PASSES))
 OUTAGE_S = 30.0
 
 

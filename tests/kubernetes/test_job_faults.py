@@ -14,6 +14,7 @@ import pytest
 from backstay.master.kubernetes.objects import FILES_BYTES_MAX
 from backstay.master.kubernetes.published_status import read_status
 from tests.kubernetes.backstay_image import IMAGE
+from tests.kubernetes.job_parts import change_rights
 from tests.kubernetes.test_jobs import JOB, LIMIT_S, KubernetesJob, both_work, job
 
 __all__ = ["job"]
@@ -99,6 +100,22 @@ def test_a_secret_that_only_workers_miss_ends_the_job_with_its_name(job: Kuberne
     )
 
 
+def test_a_worker_that_ran_out_of_memory_is_told_and_the_next_one_gets_more_if_the_job_says_so(
+    job: KubernetesJob,
+) -> None:
+    # The framework alone takes more.
+    limits = ("--set", "kubernetes.worker.limits={memory: 64Mi}")
+    done = job.train(*limits)
+    assert done.returncode == 1, done.stderr
+    assert "ran out of memory" in done.stderr
+    assert "its memory limit is 64Mi; kubernetes.worker.limits sets another" in done.stderr
+    assert "may use" not in done.stderr
+    more = ("--set", "kubernetes.more_memory={factor: 10, max: 1Gi}")
+    done = job.train(*limits, *more, "--set", "workers.max_relaunches=3", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "workers that begin from now on may use 640Mi" in done.stderr
+
+
 def test_an_init_container_that_fails_ends_the_job_with_its_words(job: KubernetesJob) -> None:
     script = "echo no such bucket; exit 3"
     first = f"{{name: fetch, image: {IMAGE}, imagePullPolicy: Never, command: [sh, -c, {script}]}}"
@@ -109,7 +126,8 @@ def test_an_init_container_that_fails_ends_the_job_with_its_words(job: Kubernete
     assert "no such bucket" in done.stderr
 
 
-def test_a_registry_that_is_away_is_told_and_no_failure_at_first(job: KubernetesJob) -> None:
+@pytest.mark.chaos
+def test_a_registry_that_is_away_is_told_and_no_failure(job: KubernetesJob) -> None:
     container = "{name: worker, image: '127.0.0.1:1/nothing:1', imagePullPolicy: Always}"
     template = f"kubernetes.worker.pod_template={{spec: {{containers: [{container}]}}}}"
     with training(job, "--set", template) as followed:
@@ -117,6 +135,10 @@ def test_a_registry_that_is_away_is_told_and_no_failure_at_first(job: Kubernetes
         published = read_status(job.api, JOB)
         assert published is not None
         assert (published.over, dict(published.counts)) == ("", {})
+        # Others come in their places, though the job allows no failure.
+        replaced = job.wait("others come", lambda one: one.counts.get("NO_IMAGE", 0) >= 2)
+        assert (replaced.over, set(replaced.counts)) == ("", {"NO_IMAGE"})
+        job.wait_until("they have Pods", lambda: set(job.workers()) >= {"w-2", "w-3"})
 
 
 def test_a_volume_of_a_missing_secret_is_told(job: KubernetesJob) -> None:
@@ -130,6 +152,48 @@ def test_a_volume_of_a_missing_secret_is_told(job: KubernetesJob) -> None:
             job.namespace.name, {"metadata": {"name": "nowhere"}, "stringData": {"A": "b"}}
         )
         assert followed.code() == 0, followed.said
+
+
+def test_an_error_in_the_users_code_is_shown_with_its_traceback(job: KubernetesJob) -> None:
+    model = job.folder / "model.py"
+    fault = "\n\nraise ValueError('a fault of the user')\n"
+    model.write_text(model.read_text(encoding="utf-8") + fault, encoding="utf-8")
+    done = job.train()
+    assert done.returncode == 1, done.stderr
+    shown = job.jobs("show", JOB)
+    for said in (done.stderr, shown.stdout):
+        assert "Traceback (most recent call last)" in said
+        assert "ValueError: a fault of the user" in said
+    assert "FAILED" in shown.stdout
+    told = job.events()
+    assert any("ValueError: a fault of the user" in one for one in told["WorkerFailed"]), told
+    assert "JobFailed" in told
+
+
+def test_workers_for_which_there_is_no_room_are_told_and_waited_for(job: KubernetesJob) -> None:
+    assert job.train("--detach", "--set", "kubernetes.worker.requests={cpu: 1000}").returncode == 0
+    told = job.wait("it is told", lambda one: "Insufficient cpu" in trouble_of(one))
+    assert "2 workers wait for room on a node: " in trouble_of(told)
+    assert (told.over, dict(told.counts)) == ("", {})
+    assert job.jobs("stop", JOB).returncode == 0
+    job.wait_until("their Pods are gone", lambda: job.workers() == {})
+
+
+def test_a_worker_that_is_evicted_is_counted_as_such_and_replaced(job: KubernetesJob) -> None:
+    assert job.train("--detach", "--epochs", "10").returncode == 0
+    job.wait("two workers", both_work)
+    name = job.pod_of("w-0")
+    eviction = {"metadata": {"name": name, "namespace": job.namespace.name}}
+    job.namespace.core.create_namespaced_pod_eviction(name, job.namespace.name, eviction)
+    counted = job.wait("another works", lambda one: bool(one.counts) and both_work(one))
+    assert (counted.over, dict(counted.counts)) == ("", {"EVICTED": 1})
+    # Fewer are wanted: the end of the one that goes is nobody's doing.
+    assert job.jobs("scale", JOB, "1").returncode == 0
+    job.wait_until("one is left", lambda: len(job.workers()) == 1)
+    ended = job.wait("the end", lambda one: bool(one.over))
+    assert ended.over == "done"
+    assert set(ended.counts) <= {"EVICTED", "FINISHED"}
+    assert "records_counted_once true" in job.audit()
 
 
 @pytest.mark.chaos
@@ -156,6 +220,28 @@ def test_a_quota_that_forbids_the_job_master_is_told(job: KubernetesJob) -> None
         job.wait_until("it is told", lambda: "exceeded quota" in followed.said)
         assert "the job master has no Pod yet: " in followed.said
         allow_pods(job, 4)
+        assert followed.code() == 0, followed.said
+
+
+def test_a_right_that_is_missing_is_told_and_the_job_begins_when_it_is_there(
+    job: KubernetesJob,
+) -> None:
+    change_rights(job.namespace, without=("pods", "create"))
+    with training(job, "--epochs", "1") as followed:
+        told = "The ServiceAccount backstay-job-master lacks the right to create pods"
+        job.wait_until("it is told", lambda: told in followed.said)
+        shown = job.jobs("show", JOB)
+        assert told in shown.stdout, shown.stdout + shown.stderr
+        change_rights(job.namespace)
+        assert followed.code() == 0, followed.said
+
+
+def test_a_job_master_that_may_not_see_its_job_says_so(job: KubernetesJob) -> None:
+    change_rights(job.namespace, without=("configmaps", "get"))
+    with training(job, "--epochs", "1") as followed:
+        told = "lacks the right to get configmaps"
+        job.wait_until("it is told", lambda: told in followed.said)
+        change_rights(job.namespace)
         assert followed.code() == 0, followed.said
 
 

@@ -123,6 +123,18 @@ class KubernetesJob:
         ]
         return "\n".join(lines)
 
+    def events(self) -> dict[str, dict[str, int]]:
+        """How often the Events of the job were told: by reason and message."""
+        found: dict[str, dict[str, int]] = {}
+        for one in self.namespace.core.list_namespaced_event(self.namespace.name).items:
+            if one.source.component == "backstay-job-master":
+                assert (one.involved_object.kind, one.involved_object.name) == (
+                    "Deployment",
+                    f"backstay-{JOB}",
+                )
+                found.setdefault(one.reason, {})[one.message] = one.count
+        return found
+
     def workers(self) -> dict[str, str]:
         """The uid of each worker's Pod that was not told to end, by worker id."""
         return {
@@ -261,6 +273,9 @@ def test_a_job_goes_on_when_its_pods_are_deleted(job: KubernetesJob) -> None:
     ended = job.wait("the end", lambda one: bool(one.over))
     assert (ended.over, ended.reason) == ("done", "")
     assert "records_counted_once true" in job.audit()
+    told = job.events()
+    assert {"WorkerPreempted", "JobDone"} <= told.keys(), told
+    assert sum(told["WorkerPreempted"].values()) == 2
 
 
 def test_a_missing_image_is_told_at_once_and_ends_the_job(job: KubernetesJob) -> None:

@@ -28,6 +28,7 @@ MADE_BY_HAND = {
     "trial": {"backstay-token"},
     "production": {"backstay-token", "pserver-tls", "etcd-tls"},
 }
+BUDGETS = "poddisruptionbudgets"
 OVERLAYS = sorted(MADE_BY_HAND)
 GUIDE = KUBERNETES.parents[1] / "docs" / "guide" / "kubernetes.md"
 JOBS_GUIDE = GUIDE.with_name("kubernetes-jobs.md")
@@ -376,7 +377,12 @@ def test_a_run_of_a_schedule_may_do_no_more_than_its_calls_need(
     assert rights_of(named(overlays[name], "Role")["backstay-job-schedule"]) == {
         *(("apps", "deployments", verb) for verb in ("create", "delete", "get")),
         ("apps", "deployments/scale", "patch"),
-        *(("", "configmaps", verb) for verb in ("create", "get")),
+        *(("", "configmaps", verb) for verb in ("create", "get", "patch")),
+        *(
+            (*kind, verb)
+            for kind in (("apps", "statefulsets"), ("", "services"), ("policy", BUDGETS))
+            for verb in ("create", "get")
+        ),
         ("", "pods", "list"),
         ("batch", "cronjobs", "get"),
     }
@@ -392,6 +398,7 @@ def test_a_job_master_may_do_no_more_than_its_calls_need(
         ("apps", "deployments", "get"),
         ("apps", "deployments/scale", "patch"),
         *(("apps", "statefulsets/scale", verb) for verb in ("get", "patch")),
+        *(("", "events", verb) for verb in ("create", "patch")),
     }
     accounts = named(overlays[name], "ServiceAccount")
     assert accounts["pserver"]["automountServiceAccountToken"] is False

@@ -136,3 +136,32 @@ def test_the_pages_for_developers_name_files_that_are_there(page: Path) -> None:
     named = re.findall(r"`([\w./-]+\.(?:py|rs))\b(?:::\w*)?", page.read_text(encoding="utf-8"))
     for name in set(named):
         assert any(f"/{source}".endswith(f"/{name}") for source in SOURCES), name
+
+
+# The flags of ElasticDL's commands, as its last version had them.
+FLAGS_OF_ELASTICDL = re.findall(
+    r"\w+",
+    """
+    base_image extra_pypi_index cluster_spec local_pkg_dir image
+    docker_base_url docker_tlscert docker_tlskey
+    job_name image_name worker_image distribution_strategy num_workers num_ps_pods
+    master_resource_request worker_resource_request ps_resource_request ps_resource_limit
+    master_pod_priority worker_pod_priority ps_pod_priority volume image_pull_policy restart_policy
+    namespace cluster_spec_json envs populate_env_names yaml aux_params log_level log_file_path
+    force_use_kube_config_file relaunch_on_worker_failure task_fault_tolerance
+    relaunch_timeout_worker need_tf_config job_command need_elasticdl_job_service need_task_manager
+    need_pod_manager
+    model_zoo model_def model_params training_data validation_data prediction_data
+    data_reader_params num_epochs minibatch_size num_minibatches_per_task max_step evaluation_steps
+    grads_to_wait sync_version_tolerance use_async lr_staleness_modulation get_model_steps
+    checkpoint_steps checkpoint_dir keep_checkpoint_max checkpoint_dir_for_init output
+    log_loss_steps
+    """,
+)
+
+
+@pytest.mark.parametrize("flag", FLAGS_OF_ELASTICDL)
+def test_the_table_for_users_of_elasticdl_has_each_flag(flag: str) -> None:
+    page = (DOCS / "guide" / "from-elasticdl.md").read_text(encoding="utf-8")
+    left = re.findall(r"^\|(.*?)\|", page, re.MULTILINE)
+    assert any(re.search(rf"--{flag}\b", cell) for cell in left), flag

@@ -20,7 +20,7 @@ from backstay.job_spec import (
     ServersSpec,
     WorkersSpec,
 )
-from backstay.kubernetes_spec import KubernetesSpec, PodSpec, ScheduleSpec
+from backstay.kubernetes_spec import KubernetesSpec, MoreMemorySpec, PodSpec, ScheduleSpec
 from backstay.settings import nested_kind
 
 PAGE_PATH = Path(__file__).resolve().parents[2] / "docs" / "reference" / "job-file.md"
@@ -37,6 +37,7 @@ SECTIONS: list[tuple[str, type, str]] = [
     ("## Autoscaling", AutoscaleSpec, "autoscale."),
     ("## Kubernetes", KubernetesSpec, "kubernetes."),
     ("## Pods", PodSpec, "kubernetes.worker."),
+    ("## More memory", MoreMemorySpec, "kubernetes.more_memory."),
     ("## Schedule", ScheduleSpec, "schedule."),
     ("## Hooks", HooksSpec, "hooks."),
 ]

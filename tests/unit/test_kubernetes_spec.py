@@ -8,7 +8,7 @@ import pytest
 
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
-from backstay.kubernetes_spec import amount, high_share
+from backstay.kubernetes_spec import MoreMemorySpec, amount, high_share
 
 
 def job(**kubernetes: Any) -> JobSpec:
@@ -43,6 +43,16 @@ def test_the_section_survives_the_jobs_record() -> None:
     assert spec.kubernetes.worker.priority_class == "0.3"
 
 
+def test_more_memory_is_off_unless_the_job_says_so() -> None:
+    spec = job(worker={"limits": {"memory": "4Gi"}})
+    assert spec.kubernetes is not None
+    assert spec.kubernetes.more_memory is None
+    spec = job(worker={"limits": {"memory": "4Gi"}}, more_memory={"max": "16Gi"})
+    assert JobSpec.from_json(spec.to_json()) == spec
+    assert spec.kubernetes is not None
+    assert spec.kubernetes.more_memory == MoreMemorySpec(factor=1.5, max="16Gi")
+
+
 @pytest.mark.parametrize(
     ("given", "share"),
     [("0.3", 0.3), (".5", 0.5), ("1", 1.0), ("0", 0.0), ("1.5", None), ("high", None), ("", None)],
@@ -61,6 +71,19 @@ def test_a_share_is_a_number_up_to_one(given: str, share: float | None) -> None:
         ({"secrets": ["a/b"]}, "kubernetes.secrets: 'a/b' is not a name"),
         ({"model_folder": "zoo"}, "kubernetes.model_folder: 'zoo' is not an absolute path"),
         ({"worker": {"requests": {"cpu": "two"}}}, "kubernetes.worker.requests.cpu: 'two' is not"),
+        ({"more_memory": {"max": "4Gi"}}, "kubernetes.more_memory: needs worker.limits.memory"),
+        (
+            {"more_memory": {"max": "much"}, "worker": {"limits": {"memory": "4Gi"}}},
+            "kubernetes.more_memory.max: 'much' is not a quantity",
+        ),
+        (
+            {"more_memory": {"max": "4096Mi"}, "worker": {"limits": {"memory": "4Gi"}}},
+            "kubernetes.more_memory.max: 4096Mi is not more than worker.limits.memory, 4Gi",
+        ),
+        (
+            {"more_memory": {"factor": 1, "max": "8Gi"}, "worker": {"limits": {"memory": "4Gi"}}},
+            "kubernetes.more_memory.factor: 1",
+        ),
         ({"worker": {"requests": "cpu=1"}}, "kubernetes.worker.requests: 'cpu=1' is not a mapping"),
         ({"master": {"priority_class": 0.5}}, "kubernetes.master.priority_class: '0.5' is a share"),
         ({"worker": {"priority_class": "Very High"}}, "kubernetes.worker.priority_class: 'Very"),

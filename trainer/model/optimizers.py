@@ -12,10 +12,16 @@ from backstay.errors import ConfigError
 from backstay.job.model_definition import ModelDefinition
 from backstay.listing import listed
 
-__all__ = ["Together", "Updates", "check_each_has_one", "made_optimizers", "rates_of"]
+__all__ = [
+    "CombinedOptimizer",
+    "StepOptimizer",
+    "check_each_has_one",
+    "made_optimizers",
+    "rates_of",
+]
 
 
-class Updates(Protocol):
+class StepOptimizer(Protocol):
     """The adapters' ``DistributedOptimizer``, as far as a program uses it."""
 
     @property
@@ -35,13 +41,13 @@ class Updates(Protocol):
         """Forget gradients and pushes under way; return how many of these failed."""
 
 
-class Together:
+class CombinedOptimizer:
     """Several optimizers of one model: their pushes are under way together."""
 
-    def __init__(self, members: Sequence[Updates]) -> None:
+    def __init__(self, members: Sequence[StepOptimizer]) -> None:
         self._members = tuple(members)
         # The parameters that had a gradient in the step that was begun last.
-        self._begun: list[Updates] = []
+        self._begun: list[StepOptimizer] = []
 
     @property
     def table_names(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from backstay.errors import ConfigError
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import ModeSpec
 from backstay.trainer.model.frameworks import arguments_of, checked_loss, plain_array
-from backstay.trainer.model.optimizers import Together, Updates, rates_of
+from backstay.trainer.model.optimizers import CombinedOptimizer, StepOptimizer, rates_of
 from backstay.trainer.model.prefetch import PrefetchPlan
 
 __all__ = ["BaseProgram", "steps_in_flight"]
@@ -45,14 +45,14 @@ class BaseProgram(ABC):
         definition: ModelDefinition,
         model: Any,
         optimizers: Mapping[str, Any],
-        updates: Sequence[Updates],
+        updates: Sequence[StepOptimizer],
         *,
         prefetching: bool,
     ) -> None:
         self.model = model
         self._definition = definition
         self._optimizers = dict(optimizers)
-        self._updates = Together(updates) if updates else None
+        self._updates = CombinedOptimizer(updates) if updates else None
         self._plan: PrefetchPlan | None = None
         layers = list(self._server_layers()) if prefetching else []
         if layers:

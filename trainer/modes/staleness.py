@@ -93,7 +93,8 @@ class StalenessGate:
         """
         clocks = self._read(others)
         if clocks:
-            # A clock that stands still since its worker's task before this one is no present one.
+            # The slowest clock may be left over from a worker's earlier task, so it is no lower
+            # bound.
             self.clock = max(self.clock, min(clocks), self._behind(clocks))
         self._write(self.clock + 1)
         self._stepped_s = self._now()

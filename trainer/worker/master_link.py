@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from backstay._proto.v1 import job_pb2
 from backstay.config import ClientConfig
@@ -57,6 +58,8 @@ ERROR_CHARACTERS_MAX = 4096
 STREAM_REQUEST_BYTES_MAX = 64 * 1024
 LEAVE_DEADLINE_S = 3.0
 NO_BAD_RECORDS = BadRecordsMet()
+# Of this process, where the system is Linux: all its pages, and those that are in memory.
+STATM = Path("/proc/self/statm")
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ log = logging.getLogger(__name__)
 class _Leased:
     task: Task
     leased: LeaseHolder | None
-    # It is being told as done: what becomes of the lease does not matter any more.
+    # Its completion is being reported, so the lease no longer matters.
     ending: bool = False
 
 
@@ -421,6 +424,7 @@ class MasterLink:
         with self._lock:
             request.CopyFrom(self._figures)
             leased = dict(self._leases)
+        request.resident_bytes = _resident_bytes()
         for one in leased.values():
             acknowledged = one.task.first_batch if one.leased is None else one.leased.acknowledged
             request.leases.append(lease_message(one.task, acknowledged))
@@ -464,3 +468,11 @@ class MasterLink:
         for one in leased:
             if one.leased is not None:
                 one.leased.revoke()
+
+
+def _resident_bytes() -> int:
+    """Return how much memory of this process is in use; 0: the system does not tell it here."""
+    try:
+        return int(STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

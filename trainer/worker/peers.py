@@ -27,7 +27,7 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class _Led:
+class _LeaderAnswer:
     # When the call left that the job master answered so.
     asked_s: float
     key: tuple[str, int, int] | None
@@ -38,7 +38,7 @@ class Peers:
 
     def __init__(self) -> None:
         self._waiting: _Waiting | None = None
-        self._led: _Led | None = None
+        self._led: _LeaderAnswer | None = None
         self._training: frozenset[int] = frozenset()
 
     @property
@@ -80,4 +80,5 @@ class Peers:
     def learn(self, answer: job_pb2.RenewLeasesResponse, asked_s: float) -> None:
         """Take in the answer to one that was sent at ``asked_s``."""
         self._training = frozenset(answer.training)
-        self._led = _Led(asked_s, key_of_message(answer.led) if answer.HasField("led") else None)
+        led = key_of_message(answer.led) if answer.HasField("led") else None
+        self._led = _LeaderAnswer(asked_s, led)

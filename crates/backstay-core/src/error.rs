@@ -25,7 +25,7 @@ pub enum Refusal {
     /// Something is larger than its limit.
     #[error("{0}")]
     LimitExceeded(String),
-    /// This node does not hold the slot as of the routing version it knows.
+    /// This node is not the slot's master by the routing version it knows.
     #[error("slot {slot} is not served here as of routing version {version}: fetch the routing table again")]
     NotMaster {
         /// The first slot of the request that is not served here.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from backstay.cli.server_scale import ServerScale, ServersSeen
 from backstay.job_engine.scaling import ScalingNotes, ScalingPolicy, Seen, decide
@@ -16,14 +17,18 @@ from backstay.master.host import MasterHost
 from backstay.master.job import Job
 from backstay.schedule.rounds import RoundKind
 
-__all__ = ["JobScale", "seen_of", "waits_text"]
+__all__ = ["JobScale", "least_text", "seen_of", "waits_text"]
 
 
 class JobScale:
     """Looks at one job, and changes its numbers; belongs to one event loop."""
 
     def __init__(
-        self, host: MasterHost, policy: ScalingPolicy, servers: ServerScale | None
+        self,
+        host: MasterHost,
+        policy: ScalingPolicy,
+        servers: ServerScale | None,
+        on_change: Callable[[str, str], object] = lambda _reason, _told: None,
     ) -> None:
         """Prepare.
 
@@ -31,10 +36,12 @@ class JobScale:
             host: Serves the job.
             policy: What the job file says.
             servers: Of the job's own; None: it has none.
+            on_change: Told of each change, as a reason in one word and as a text.
         """
         self._host = host
         self._policy = policy
         self._servers = servers
+        self._on_change = on_change
         self._notes = ScalingNotes()
 
     async def look(self) -> None:
@@ -57,6 +64,7 @@ class JobScale:
             self._host.note_store_away_for_all(servers.are_all_away)
             job.note_trouble("servers", waits_text(servers, self._policy.servers_least))
         seen = seen_of(job, servers, time.monotonic_ns() // 1_000_000)
+        job.note_trouble("workers", least_text(seen, self._policy.workers_least))
         self._notes, decision = decide(self._policy, self._notes, seen)
         if decision is None:
             return
@@ -66,7 +74,9 @@ class JobScale:
             # A user may have said another number of workers meanwhile.
             workers, lent = job.workers.desired, job.workers.lent
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        job.follow_scaling(workers, lent, f"{when}: {decision.told(seen)}")
+        told = decision.told(seen)
+        job.follow_scaling(workers, lent, f"{when}: {told}")
+        self._on_change("RoleChanged" if decision.lent != seen.lent else "Scaled", told)
 
 
 def seen_of(job: Job, servers: ServersSeen, now_ms: int) -> Seen:
@@ -99,6 +109,20 @@ def seen_of(job: Job, servers: ServersSeen, now_ms: int) -> Seen:
         memory_share=servers.memory_share,
         cpu_share=servers.cpu_share,
     )
+
+
+def least_text(seen: Seen, least: int) -> str:
+    """Return that fewer workers have room than a job is to keep, for people; empty: enough have it.
+
+    The job goes on with those that there are.
+
+    Args:
+        seen: What is seen of it.
+        least: How many it is to keep.
+    """
+    if not seen.waiting or seen.placed >= least:
+        return ""
+    return f"{seen.placed} of at least {least} workers have room"
 
 
 def waits_text(servers: ServersSeen, least: int) -> str:

@@ -9,10 +9,10 @@ from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.master_pod import master_pod
 from backstay.master.kubernetes.names import MASTER
 
-__all__ = ["Ran", "run_in_master"]
+__all__ = ["ExecResult", "run_in_master"]
 
 
-class Ran(NamedTuple):
+class ExecResult(NamedTuple):
     """What a command in the job master's Pod has printed, and its exit code."""
 
     output: str
@@ -20,7 +20,7 @@ class Ran(NamedTuple):
     exit_code: int
 
 
-def run_in_master(api: KubernetesApi, job: str, words: list[str]) -> Ran:
+def run_in_master(api: KubernetesApi, job: str, words: list[str]) -> ExecResult:
     """Run ``backstay jobs`` in the job master's Pod, where the cluster's addresses are known.
 
     Raises:
@@ -31,4 +31,4 @@ def run_in_master(api: KubernetesApi, job: str, words: list[str]) -> Ran:
     if not pod.name or pod.trouble:
         raise JobRefused(f"job {job!r} has no job master now: {pod.trouble or 'its Pod is gone'}")
     command = ["python3", "-m", "backstay.cli", "jobs", *words]
-    return Ran(*api.run_in_pod(pod.name, MASTER, command))
+    return ExecResult(*api.run_in_pod(pod.name, MASTER, command))

@@ -73,10 +73,9 @@ def schedule_of(spec: JobSpec) -> ScheduleObjects:
     """
     files, chosen = _carried(spec), chosen_servers(spec, os.environ)
     if chosen.local:
-        raise ConfigError(
-            "servers: a job with a schedule trains on a cluster that runs; give --endpoint "
-            "HOST:PORT, as its Pods reach it"
-        )
+        # Each run makes them; what is wrong with them is said now.
+        server_settings(spec, chosen.local)
+        return schedule_objects(spec_in_pods(spec, local=chosen.local), files)
     check_no_servers(spec)
     return schedule_objects(spec_in_pods(spec, chosen.endpoints), files)
 

@@ -47,6 +47,7 @@ from backstay.master.kubernetes.objects import NAMESPACE_VARIABLE
 from backstay.master.kubernetes.owned_job import OwnedJob
 from backstay.master.kubernetes.pserver_objects import cores_of_server
 from backstay.master.kubernetes.published_status import status_data
+from backstay.master.kubernetes.refusals import Refusal, refusal_of, why_refused
 from backstay.master.serve_cli import EXIT_FAILED, EXIT_REPLACED
 from backstay.tasks import end_tasks
 
@@ -57,9 +58,12 @@ PLAN_PAUSE_S = 2.0
 RETRY_S = 2.0
 # The end of a job is written, and then the Deployment is scaled, in so many tries each.
 TRIES_MAX = 150
+# Fewer if a right is missing: the command tells what a process that has ended says. Not one, as an
+# API that has just begun may not know the rights yet.
+FORBIDDEN_TRIES_MAX = 10
 # How long the Deployment may take to end this process; then the container starts anew.
 END_LIMIT_S = 300.0
-# Of its own.
+# Of a job without servers of its own.
 NO_SERVERS = ServerCounts(0, 0, 0)
 
 # The objects of the job were deleted.
@@ -136,7 +140,7 @@ def _serve(
     try:
         config = configure()
         # Signals are not handled yet, so a signal ends this wait at once.
-        servers = _own_servers(config, spec, api) if config.servers_end else None
+        servers = _own_servers(config, spec, api, objects) if config.servers_end else None
         _reach(config, servers)
         return asyncio.run(_run(config, spec, objects, servers))
     except FINAL_ERRORS as error:
@@ -177,18 +181,21 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)
-    background = [asyncio.create_task(_publish(objects, host))]
-    if servers is not None or spec.autoscale is not None:
-        counts = NO_SERVERS
-        if servers is not None:
-            counts = spec.servers.counts(len(config.endpoints))
-        policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
-        scale = JobScale(host, policy, servers)
-        background.append(asyncio.create_task(_keep_numbers(servers, scale)))
+    counts = NO_SERVERS if servers is None else spec.servers.counts(len(config.endpoints))
+    policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
+    events = objects.events
+    host.exits.on_new = events.note_exit
+    scale = JobScale(host, policy, servers, events.note)
+    background = [
+        asyncio.create_task(_publish(objects, host)),
+        asyncio.create_task(_keep_numbers(servers, scale, host)),
+        asyncio.create_task(events.run()),
+    ]
     try:
         return await host.run()
     finally:
         await end_tasks(*background)
+        await asyncio.to_thread(events.write_rest)
 
 
 class PublishedEnd:
@@ -215,43 +222,54 @@ class PublishedEnd:
             data["audit"] = await asyncio.to_thread(_audit, self._config, self._spec.name)
         data |= {"over": end, "reason": reason}
         await _repeat(lambda: self._objects.publish(data))
-        log.info("the job is %s%s", end, f": {reason}" if reason else "")
+        text = f"the job is {end}" + (f": {reason}" if reason else "")
+        log.info("%s", text)
+        is_bad = end in ("failed", "unsaved")
+        self._objects.events.note(f"Job{end.capitalize()}", text, is_warning=is_bad, is_once=True)
 
 
-def _own_servers(config: MasterConfig, spec: JobSpec, api: KubernetesApi) -> ServerScale:
+def _own_servers(
+    config: MasterConfig, spec: JobSpec, api: KubernetesApi, objects: OwnedJob
+) -> ServerScale:
     follows_load = spec.autoscale is not None and spec.autoscale.servers == "load"
     return ServerScale(
         api,
         spec.name,
         config.endpoints,
         config.client,
+        objects,
         follows_load=follows_load,
         cores=cores_of_server(spec),
     )
 
 
-async def _keep_numbers(servers: ServerScale | None, scale: JobScale) -> None:
+async def _keep_numbers(servers: ServerScale | None, scale: JobScale, host: MasterHost) -> None:
     """Have as many servers as their plans ask for, and workers as the rules say; never returns."""
     said: dict[str, str] = {}
     while True:
         await asyncio.sleep(PLAN_PAUSE_S)
         if servers is not None:
             follow = asyncio.to_thread(servers.follow)
-            await _try("the resize of the servers is not carried out", follow, said)
-        await _try("the numbers of workers and servers cannot be changed", scale.look(), said)
+            await _try("the resize of the servers is not carried out", follow, said, host)
+        look = scale.look()
+        await _try("the numbers of workers and servers cannot be changed", look, said, host)
 
 
-async def _try(what: str, call: Awaitable[None], said: dict[str, str]) -> None:
-    """Await a call that may fail for a while; say each new reason."""
+async def _try(what: str, call: Awaitable[None], said: dict[str, str], host: MasterHost) -> None:
+    """Await a call that may fail for a while; say each new reason, and show a missing right."""
+    forbidden = ""
     try:
         await call
     except Exception as error:
+        if isinstance(error, KubernetesError) and refusal_of(error) is Refusal.FORBIDDEN:
+            forbidden = f"{what}: {why_refused(error)}"
         if not isinstance(error, BackstayError):
             # A fault of ours must not end what keeps the numbers, either.
             log.exception("%s", what)
         if str(error) != said.get(what):
             said[what] = str(error)
             log.warning("%s: %s", what, error)
+    _tell(host, what, forbidden)
 
 
 def _audit(config: MasterConfig, job: str) -> str:
@@ -284,8 +302,16 @@ async def _publish(objects: OwnedJob, host: MasterHost) -> None:
             if str(error) != said:
                 said = str(error)
                 log.warning("the status is not written: %s", error)
+                _tell(host, "status", f"the status is not written: {why_refused(error)}")
         else:
             told, said = data, ""
+            _tell(host, "status", "")
+
+
+def _tell(host: MasterHost, what: str, trouble: str) -> None:
+    """Show people what is wrong with something; empty: nothing any more."""
+    if host.job is not None:
+        host.job.note_trouble(what, trouble)
 
 
 def _leave(objects: OwnedJob, *, servers_end: bool) -> None:
@@ -312,6 +338,7 @@ async def _repeat(call: Callable[[], ResultT]) -> ResultT:
     Raises:
         KubernetesError: It never did.
     """
+    forbidden = 0
     for _ in range(TRIES_MAX):
         try:
             return await asyncio.to_thread(call)
@@ -320,8 +347,11 @@ async def _repeat(call: Callable[[], ResultT]) -> ResultT:
                 raise
             log.warning("%s", error)
             failure = error
+            forbidden = forbidden + 1 if refusal_of(error) is Refusal.FORBIDDEN else 0
+            if forbidden == FORBIDDEN_TRIES_MAX:
+                break
             await asyncio.sleep(RETRY_S)
-    raise failure
+    raise KubernetesError(why_refused(failure), status=failure.status, reason=failure.reason)
 
 
 def _fail(error: BackstayError, exit_code: int) -> None:

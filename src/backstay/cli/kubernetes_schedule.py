@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from backstay.cli.kubernetes_manifest import paths_outside, schedule_of
+from backstay.cli.servers import chosen_servers
+from backstay.cli.supervisor import what_is_not_kept
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.kubernetes.api import KubernetesApi
@@ -26,6 +29,8 @@ def begin_schedule(spec: JobSpec, say: Callable[[str], None]) -> None:
     objects = schedule_of(spec)
     for warning in paths_outside(spec):
         say(warning)
+    if warning := what_is_not_kept(spec, are_own=bool(chosen_servers(spec, os.environ).local)):
+        say(f"warning: {warning}")
     api = KubernetesApi.of_kubeconfig(section(spec).namespace)
     try:
         made = _make_schedule(api, spec.name, objects)

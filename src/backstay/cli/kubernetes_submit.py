@@ -15,11 +15,12 @@ from backstay.cli.supervisor import what_is_not_kept
 from backstay.errors import JobError, JobRefused, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.names import CONTENT, JOB_NAME, RUN, status_name
-from backstay.master.kubernetes.objects import JobObjects, Owner, section
+from backstay.master.kubernetes.names import CONTENT, JOB_NAME, RUN, pserver_name, status_name
+from backstay.master.kubernetes.objects import JobObjects, Owner, has_own_servers, section
+from backstay.master.kubernetes.pserver_objects import cluster_of, replacing
 from backstay.master.kubernetes.published_status import not_over, read_status
 
-__all__ = ["begin_on_kubernetes", "check_free", "submit"]
+__all__ = ["begin_on_kubernetes", "check_free", "earlier_run", "submit"]
 
 LOOK_PAUSE_S = 1.0
 # What an earlier job of the name has left is waited for, at most.
@@ -62,20 +63,27 @@ def begin_on_kubernetes(
     return BegunJob(api, spec, owner)
 
 
-class _There(NamedTuple):
+class _ExistingJob(NamedTuple):
     """What is there of a job of the name.
 
     Attributes:
         deployment: As the API gives it.
         over: The state in which it has ended; empty: it goes on.
+        has_begun: Whether its job master has ever said how it goes.
         is_same: Whether it is the same job, or run.
         is_going: Whether it was deleted, and is not gone yet.
     """
 
     deployment: dict[str, Any]
     over: str
+    has_begun: bool
     is_same: bool
     is_going: bool
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether it has ended, and only its servers have what the last checkpoint lacks."""
+        return self.over == "unsaved" and not self.is_going and has_own_servers(self.deployment)
 
     @property
     def uid(self) -> str:
@@ -85,6 +93,11 @@ class _There(NamedTuple):
     @property
     def replicas(self) -> int:
         return int(self.deployment["spec"].get("replicas", 0))
+
+    def is_run_of(self, schedule: Owner) -> bool:
+        """Whether a run of this schedule has made it."""
+        owners = self.deployment["metadata"].get("ownerReferences", ())
+        return any(one["uid"] == schedule.uid for one in owners)
 
 
 def check_free(api: KubernetesApi, job: str, objects: JobObjects) -> None:
@@ -96,6 +109,44 @@ def check_free(api: KubernetesApi, job: str, objects: JobObjects) -> None:
     there = _look(api, job, objects)
     if there is not None:
         _check(there, job, objects)
+
+
+def earlier_run(
+    api: KubernetesApi,
+    job: str,
+    objects: JobObjects,
+    schedule: Owner,
+    stopped: Callable[[float], bool],
+) -> Owner | None:
+    """Return an earlier run of a schedule that is not over; None: there is none.
+
+    A run that has ended without its last checkpoint begins again, to write it. One that never
+    began is removed: its Pod is gone, because two runs never overlap.
+
+    Args:
+        api: The namespace of the job.
+        job: Its name.
+        objects: Those of the run that is to begin.
+        schedule: The CronJob.
+        stopped: Waits for so many seconds; returns whether to give up.
+
+    Raises:
+        JobError: What the earlier run has left does not go, or the command is stopped.
+    """
+    there = _look(api, job, objects)
+    if there is None or there.is_same or there.is_going or not there.is_run_of(schedule):
+        return None
+    name = objects.deployment["metadata"]["name"]
+    if there.is_unsaved:
+        there = _open_again(api, job, objects, there.uid, stopped)
+    elif there.over:
+        return None
+    elif not (there.replicas or there.has_begun):
+        _remove(api, objects, there.uid, stopped)
+        return None
+    owner = Owner(name, there.uid)
+    _have_master(api, there, owner)
+    return owner
 
 
 def submit(
@@ -114,32 +165,43 @@ def submit(
         JobError: What an earlier job of the name has left does not go, or the command is stopped.
     """
     name = objects.deployment["metadata"]["name"]
-    there = _look(api, job, objects)
+    there, earlier = _look(api, job, objects), ""
     if there is not None:
         _check(there, job, objects)
         if objects.run and there.is_same and there.over and not there.is_going:
             return Owner(name, there.uid)
-        if _is_unsaved(there, objects):
-            # Its servers still have what the last checkpoint lacks.
-            there = _wait_for_its_master(api, job, objects, there.uid, stopped)
-            api.patch("configmaps", status_name(job), {"data": not_over()})
+        if there.is_unsaved:
+            there = _open_again(api, job, objects, there.uid, stopped)
         elif there.over or there.is_going:
+            earlier = _cluster_of(api, job)
             _remove(api, objects, there.uid, stopped)
             there = None
     if there is None:
         waiting = {**objects.deployment["spec"], "replicas": 0}
         made = api.create("deployments", {**objects.deployment, "spec": waiting})
-        there = _There(made, "", is_same=True, is_going=False)
+        there = _ExistingJob(made, "", has_begun=False, is_same=True, is_going=False)
     owner = Owner(name, there.uid)
     for one in objects.owned:
-        _make_owned(api, one, owner, stopped)
-    if not there.replicas:
-        change = {"metadata": {"uid": owner.uid}, "spec": {"replicas": 1}}
-        api.patch("deployments/scale", name, change)
+        has_records = one["kind"] == "StatefulSet" and earlier
+        _make_owned(api, replacing(one, earlier) if has_records else one, owner, stopped)
+    _have_master(api, there, owner)
     return owner
 
 
-def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _There | None:
+def _cluster_of(api: KubernetesApi, job: str) -> str:
+    """Return the cluster of earlier servers of a job's own, whose records they leave behind."""
+    found = api.get("statefulsets", pserver_name(job))
+    return "" if found is None else cluster_of(found)
+
+
+def _have_master(api: KubernetesApi, there: _ExistingJob, owner: Owner) -> None:
+    """Have a job master, if there is none."""
+    if not there.replicas:
+        change = {"metadata": {"uid": owner.uid}, "spec": {"replicas": 1}}
+        api.patch("deployments/scale", owner.name, change)
+
+
+def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _ExistingJob | None:
     """Return what is there of a job of the name; None: nothing."""
     found = api.get("deployments", objects.deployment["metadata"]["name"])
     if found is None:
@@ -150,15 +212,16 @@ def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _There | None:
     if objects.run:
         is_same = annotations.get(RUN) == objects.run
     over = "" if published is None else published.over
-    return _There(found, over, is_same, "deletionTimestamp" in found["metadata"])
+    has_begun = published is not None and published.status is not None
+    return _ExistingJob(found, over, has_begun, is_same, "deletionTimestamp" in found["metadata"])
 
 
-def _check(there: _There, job: str, objects: JobObjects) -> None:
+def _check(there: _ExistingJob, job: str, objects: JobObjects) -> None:
     """Refuse to touch another job, one that runs, and one that has rows that no checkpoint has."""
     name = objects.deployment["metadata"]["name"]
     if there.deployment["metadata"].get("annotations", {}).get(JOB_NAME) != job:
         raise JobRefused(f"a Deployment {name} is there that is not of job {job!r}; rename the job")
-    if _is_unsaved(there, objects) and not there.is_same:
+    if there.is_unsaved and not there.is_same:
         raise JobRefused(
             f"job {job!r} has ended without its last checkpoint, and its servers are kept. Run "
             "the same command as then, which tries it again, or give the rows up: kubectl "
@@ -172,20 +235,17 @@ def _check(there: _There, job: str, objects: JobObjects) -> None:
         )
 
 
-def _is_unsaved(there: _There, objects: JobObjects) -> bool:
-    return there.over == "unsaved" and objects.servers is not None and not there.is_going
-
-
-def _wait_for_its_master(
+def _open_again(
     api: KubernetesApi,
     job: str,
     objects: JobObjects,
     uid: str,
     stopped: Callable[[float], bool],
-) -> _There:
-    """Wait until the job master of an ended job has taken its Deployment to no replicas.
+) -> _ExistingJob:
+    """Have a job go on that has ended without its last checkpoint; it has no job master yet.
 
-    It would do so also after the job has begun again.
+    The job master that has ended it takes the Deployment to no replicas. It would do so also after
+    the job has begun again, so that is waited for.
     """
     name = objects.deployment["metadata"]["name"]
     deadline_s = time.monotonic() + GONE_LIMIT_S
@@ -194,6 +254,7 @@ def _wait_for_its_master(
         if there is None or there.uid != uid:
             raise JobError(f"the objects of job {job!r} were deleted meanwhile; try again")
         if not there.replicas:
+            api.patch("configmaps", status_name(job), {"data": not_over()})
             return there
         _wait_until_gone(name, deadline_s, stopped)
 

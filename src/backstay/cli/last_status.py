@@ -25,7 +25,7 @@ from backstay.errors import JobError
 __all__ = [
     "FILE_NAME",
     "LastStatus",
-    "Newest",
+    "NewestCheckpoint",
     "StatusFile",
     "checkpoint_folder",
     "default_folder",
@@ -42,7 +42,7 @@ def default_folder(job: str) -> Path:
     return Path("backstay-jobs") / job
 
 
-class Newest(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest checkpoint of a job, and the folder or URL that it is in."""
 
     checkpoint: str

@@ -18,7 +18,7 @@ from backstay.cli.exit_codes import EXIT_FAILED
 from backstay.cli.hooks import run_hooks
 from backstay.cli.kubernetes_follow import BegunJob
 from backstay.cli.kubernetes_manifest import objects_of
-from backstay.cli.kubernetes_submit import check_free, submit
+from backstay.cli.kubernetes_submit import check_free, earlier_run, submit
 from backstay.cli.progress import Show
 from backstay.cli.stop_signals import StopOrder, StopSignals
 from backstay.cli.supervisor import Outcome
@@ -86,9 +86,12 @@ class _Run:
 
     def to_its_end(self) -> Outcome | None:
         """Run hooks and job; return how the job ended, None if this Pod is to end before that."""
-        objects = self._objects()
+        schedule = self._schedule()
+        objects = objects_of(self._spec, self._run, schedule)
         begins = self._begins(objects)
         if begins:
+            if not self._earlier_run_ends(objects, schedule):
+                return None
             # No hook may change what another job of the name reads now.
             check_free(self._api, self._spec.name, objects)
         try:
@@ -104,13 +107,32 @@ class _Run:
             self._call_hooks_after(outcome.state, outcome.reason)
         return outcome
 
-    def _objects(self) -> JobObjects:
+    def _schedule(self) -> Owner:
         name = object_name(self._spec.name)
         cron_job = self._api.get("cronjobs", name)
         if cron_job is None:
             raise ConfigError(f"the CronJob {name} of this run is gone, and so is the schedule")
-        owner = Owner(name, cron_job["metadata"]["uid"], "CronJob")
-        return objects_of(self._spec, self._run, owner)
+        return Owner(name, cron_job["metadata"]["uid"], "CronJob")
+
+    def _earlier_run_ends(self, objects: JobObjects, schedule: Owner) -> bool:
+        """Look on at an earlier run that is not over; False: this Pod is to end before that.
+
+        Raises:
+            JobError: That run cannot write its last checkpoint, and its servers have rows that no
+                checkpoint has.
+        """
+        owner = earlier_run(self._api, self._spec.name, objects, schedule, self._stops.wait)
+        if owner is None:
+            return True
+        click.echo(f"{self._spec.name}: an earlier run is not over yet")
+        outcome = self._look_on(owner)
+        if outcome is not None and outcome.state == "unsaved":
+            raise JobError(
+                f"an earlier run of job {self._spec.name!r} is not saved ({outcome.reason}), so no "
+                "run begins. Make room for its checkpoint, or give its rows up: kubectl delete "
+                f"deployment {owner.name}"
+            )
+        return outcome is not None
 
     def _begins(self, objects: JobObjects) -> bool:
         """Whether no Pod before this one has made the objects of the run."""
@@ -118,7 +140,9 @@ class _Run:
         return found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run
 
     def _to_the_end_of_the_job(self, objects: JobObjects) -> Outcome | None:
-        owner = submit(self._api, self._spec.name, objects, self._stops.wait)
+        return self._look_on(submit(self._api, self._spec.name, objects, self._stops.wait))
+
+    def _look_on(self, owner: Owner) -> Outcome | None:
         begun, show = BegunJob(self._api, self._spec, owner), Show(self._spec.name)
         with show:
             return begun.follow(show, self._stops, lambda: False)
@@ -129,7 +153,9 @@ class _Run:
 
     def _call_hooks(self, commands: tuple[str, ...], result: dict[str, str]) -> None:
         endpoints = ",".join(self._spec.servers.endpoints)
-        env = {ENDPOINT_VARIABLE: endpoints, "BACKSTAY_JOB": self._spec.name, **result}
+        # Servers of the job's own are not there yet, or not any more.
+        reached = {ENDPOINT_VARIABLE: endpoints} if endpoints else {}
+        env = {**reached, "BACKSTAY_JOB": self._spec.name, **result}
         run_hooks(commands, env, timeout_s=self._hooks.timeout_s, stopped=lambda: self._stops.asked)
 
 

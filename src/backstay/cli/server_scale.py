@@ -18,7 +18,9 @@ from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import BackstayError
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.names import PSERVER, labels_of, pserver_name
+from backstay.master.kubernetes.owned_job import OwnedJob
 from backstay.master.kubernetes.pod_exit import has_no_room, is_on_lost_node, why_not_running
+from backstay.master.kubernetes.published_status import GrownServers
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.resizing import ClusterResizing
 
@@ -28,7 +30,11 @@ SCALE = "statefulsets/scale"
 LOOK_PAUSE_S = 10.0
 # While not all servers serve.
 LOOK_PAUSE_SHORT_S = 4.0
-# After such a time without an answer no process serves on a node that Kubernetes has lost, too.
+_WHY_SCALED = {
+    "waiting_for_nodes": "a resize waits for more",
+    "done": "a resize has emptied the others",
+}
+# If no server has answered for so long, none still runs on a node that Kubernetes has given up.
 SILENT_S = 60.0
 
 log = logging.getLogger(__name__)
@@ -48,8 +54,7 @@ def wanted_replicas(
         plan: The last plan of the servers; None: nothing was ever planned.
         name: Of the StatefulSet.
         replicas: How many it has.
-        before: How many it had before it grew for this plan; None: it did not, or that is not
-            known.
+        before: How many it had before it grew for this plan; None: it did not.
         idle: Pods that do not run, so they hold nothing.
     """
     # At 0 the job is over.
@@ -147,6 +152,7 @@ class ServerScale:
         job: str,
         endpoints: Sequence[str],
         config: ClientConfig,
+        objects: OwnedJob,
         *,
         follows_load: bool = False,
         cores: float = 0.0,
@@ -158,6 +164,7 @@ class ServerScale:
             job: Its name.
             endpoints: Control addresses of its servers.
             config: Deadlines, token and certificates.
+            objects: Those of the job, which tell the next job master of a growth.
             follows_load: Whether to read their memory and CPU.
             cores: CPU that each may use; 0: not known.
         """
@@ -166,13 +173,12 @@ class ServerScale:
         self._name = pserver_name(job)
         self._endpoints = tuple(endpoints)
         self._config = config
+        self._objects = objects
         self._follows_load = follows_load
         self._cores = cores
         # What was done already, so that a plan costs few calls of the API.
         self._followed: tuple[str, str] | None = None
         self._replicas: int | None = None
-        # The plan that the StatefulSet has grown for, and how many Pods it had before.
-        self._grown: tuple[str, int] | None = None
         self._silent_since_s: float | None = None
         self._is_planning = False
         self._next_look_s = 0.0
@@ -250,23 +256,39 @@ class ServerScale:
             return
         found = self._read_scale()
         replicas = _replicas_of(found)
-        before, idle = self._grown_for(plan)
-        wanted = wanted_replicas(plan, self._name, replicas, before=before, idle=idle)
-        if wanted > replicas and (self._grown is None or self._grown[0] != plan.plan_id):
-            self._grown = (plan.plan_id, replicas)
+        grown = self._grown_for(plan)
+        wanted = wanted_replicas(
+            plan,
+            self._name,
+            replicas,
+            before=None if grown is None else grown.before,
+            idle=set() if grown is None else self._idle(),
+        )
+        if wanted > replicas:
+            # Comes first: if this process dies after the growth, the next one can undo it.
+            self._objects.note_growth(GrownServers(plan.plan_id, replicas))
         if wanted != replicas:
             log.info("%s: %d servers wanted, %d before", self._name, wanted, replicas)
             change = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": {"replicas": wanted}}
             self._api.patch(SCALE, self._name, change)
+            why = _WHY_SCALED.get(plan.state, "a resize was given up")
+            told = f"{wanted} servers wanted, {replicas} before: {why}"
+            self._objects.events.note("ServersScaled", told)
+        if grown is not None:
+            # A Pod that comes back later is none that came in vain.
+            self._objects.forget_growth(grown)
         self._replicas = wanted
         self._followed = (plan.plan_id, plan.state)
 
-    def _grown_for(self, plan: ResizePlan) -> tuple[int | None, set[str]]:
-        """Return how many Pods there were before a plan that is over, and which do not run."""
-        if plan.is_under_way or self._grown is None or self._grown[0] != plan.plan_id:
-            return None, set()
-        idle = {one["metadata"]["name"] for one in self._pods() if why_not_running(one, PSERVER)}
-        return self._grown[1], idle
+    def _grown_for(self, plan: ResizePlan) -> GrownServers | None:
+        """Return how many Pods there were before a plan that was given up; None: it added none."""
+        if plan.state not in ("cancelled", "failed"):
+            return None
+        grown = self._objects.read().grown
+        return grown if grown is not None and grown.plan_id == plan.plan_id else None
+
+    def _idle(self) -> set[str]:
+        return {one["metadata"]["name"] for one in self._pods() if why_not_running(one, PSERVER)}
 
     def _note_answer(self, *, answered: bool) -> None:
         if answered:
@@ -292,6 +314,8 @@ class ServerScale:
         for name in lost_pods(pods, serving):
             log.warning("the node of Pod %s is lost: another Pod takes its place", name)
             self._api.delete("pods", name, at_once=True, uid=uids[name])
+            told = f"the node of server {name} is lost: another Pod takes its place"
+            self._objects.events.note("ServerLost", told, is_warning=True)
 
     def _shares(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
         """Return the shares of memory and CPU that the servers use, as far as they are known."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from backstay.checkpoint.catalogue import Entry, catalogue
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.cli.last_status import FILE_NAME as STATUS_FILE_NAME
-from backstay.cli.last_status import Newest, checkpoint_folder
+from backstay.cli.last_status import NewestCheckpoint, checkpoint_folder
 from backstay.cli.progress import Servers
 from backstay.cluster.directory import reach
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig, find_endpoints
@@ -64,7 +64,7 @@ class JobServers(Protocol):
         """Whether they have begun with a checkpoint."""
 
     @property
-    def began_with(self) -> Newest | None:
+    def began_with(self) -> NewestCheckpoint | None:
         """The checkpoint that servers of the job's own have begun with."""
 
     def count(self) -> Servers:
@@ -137,7 +137,7 @@ def job_servers(
     with (
         cluster,
         cluster.following_plans(),
-        _OwnServers(cluster, Newest(restore, url) if restore != "no" else None) as own,
+        _OwnServers(cluster, NewestCheckpoint(restore, url) if restore != "no" else None) as own,
     ):
         yield own
 
@@ -319,7 +319,7 @@ class _OwnServers:
 
     are_own = True
 
-    def __init__(self, cluster: LocalCluster, began_with: Newest | None) -> None:
+    def __init__(self, cluster: LocalCluster, began_with: NewestCheckpoint | None) -> None:
         self._cluster = cluster
         self.began_with = began_with
         self.are_restored = began_with is not None

@@ -13,6 +13,8 @@ from backstay.pserver.ctl.showing import grid, print_whole
 
 __all__ = ["print_dead_letter", "print_status"]
 
+MIB = 1024 * 1024
+
 
 def print_status(status: job_pb2.JobStatus) -> None:
     """Print the figures of a job."""
@@ -36,7 +38,9 @@ def _print_work(status: job_pb2.JobStatus) -> None:
     click.echo(f"{status.examples_per_s:,.0f} examples/s")
     if status.trouble:
         click.echo(f"trouble: {status.trouble}")
-    table = grid("worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss")
+    table = grid(
+        "worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss", "memory"
+    )
     for worker in status.workers:
         table.add_row(
             escape(worker.id),
@@ -47,6 +51,7 @@ def _print_work(status: job_pb2.JobStatus) -> None:
             f"{worker.examples:,}",
             f"{worker.examples_per_s:,.0f}",
             f"{worker.loss:.4f}" if worker.HasField("loss") else "-",
+            f"{worker.resident_bytes / MIB:,.0f} MiB" if worker.resident_bytes else "-",
         )
     click.echo(
         f"{sum(one.alive for one in status.workers)} workers alive of {status.workers_desired} "

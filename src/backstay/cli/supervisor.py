@@ -23,7 +23,7 @@ from backstay.cli.audit import audit_job, audit_mapping
 from backstay.cli.earlier_runs import forget, goes_on, sole_run
 from backstay.cli.exit_codes import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_STOPPED, EXIT_UNSAVED
 from backstay.cli.hooks import run_hooks
-from backstay.cli.last_status import Newest, StatusFile, status_before
+from backstay.cli.last_status import NewestCheckpoint, StatusFile, status_before
 from backstay.cli.master_process import MasterProcess
 from backstay.cli.metrics_log import MetricsLog, figures_of
 from backstay.cli.progress import Show
@@ -190,7 +190,7 @@ class Supervisor:
         self._dead_letters: tuple[job_pb2.DeadLetter, ...] = ()
         self._file: StatusFile | None = None
         self._marks: Marks = {}
-        self._newest: Newest | None = None
+        self._newest: NewestCheckpoint | None = None
         self._has_own_servers = False
 
     @property
@@ -340,7 +340,7 @@ class Supervisor:
         client = self._client(servers, CALL_LIMIT_MS)
         stack.callback(client.close)
         follower = LaunchFollower(
-            launcher, client.launch, on_trouble=_log_trouble, on_exit=_ExitsSaid(self._show.say)
+            launcher, client.launch, on_trouble=_log_trouble, on_exit=_ExitPrinter(self._show.say)
         )
         return stack.enter_context(follower)
 
@@ -435,7 +435,7 @@ class Supervisor:
     ) -> tuple[str, str]:
         """Look on until the job is over; return its state and the reason."""
         give_up_s: float | None = None
-        saves = _SavesSaid(self._spec, servers, self._show.say)
+        saves = _SaveFailurePrinter(self._spec, servers, self._show.say)
         while True:
             trouble = ""
             try:
@@ -495,7 +495,7 @@ class Supervisor:
                 status.loss = self._status.loss
             status.tasks.CopyFrom(self._status.tasks)
         if status.checkpoint_url:
-            self._newest = Newest(status.checkpoint, status.checkpoint_url)
+            self._newest = NewestCheckpoint(status.checkpoint, status.checkpoint_url)
         elif self._newest is not None:
             # None was written since the servers began.
             status.checkpoint, status.checkpoint_url = self._newest
@@ -534,7 +534,7 @@ def _master_error(master: MasterProcess) -> BackstayError:
     )
 
 
-class _SavesSaid:
+class _SaveFailurePrinter:
     """Says each time that a checkpoint could not be written, and once what can be done."""
 
     def __init__(self, spec: JobSpec, servers: JobServers, say: Callable[[str], None]) -> None:
@@ -567,7 +567,7 @@ class _SavesSaid:
             )
 
 
-class _ExitsSaid:
+class _ExitPrinter:
     """Shows people the first exits of workers that failed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ def open_custom(data: DataSpec, module: ModuleType | None) -> Reader:
     """Return the reader that the model file makes of the paths and options.
 
     ``custom_data_reader(data_origin=..., **options)`` is called with one path as a string, with
-    several ones as a tuple, with none as an empty text.
+    several ones as a tuple, with none as an empty string.
 
     Raises:
         ConfigError: There is no such function, or what it returns cannot read.

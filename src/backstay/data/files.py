@@ -54,7 +54,7 @@ class DataFile:
                 if not stat.S_ISREG(found.st_mode):
                     raise FileNotFoundError("it is not a file")
                 return found.st_size
-            # Without what it remembers of listings: others write there too.
+            # Drop fsspec's cached listing: others write there too.
             self.system.invalidate_cache()
             return int(self.system.info(self.path)["size"])
 

@@ -89,7 +89,7 @@ class CallStream:
         """Whether calls must go on another stream."""
         return self._why_over is not None
 
-    # As those of the stub.
+    # The calls below have the names and arguments of the gRPC stub.
 
     def RenewLeases(  # noqa: N802 (the name is the service's)
         self, request: job_pb2.RenewLeasesRequest, *, timeout: float

@@ -60,7 +60,7 @@ class JobCore:
         reported: What the launcher told last.
         scalings: The newest changes of the numbers of workers and servers that a rule made, for
             people.
-        trouble: What is wrong, for people, by subject; an empty text: nothing any more.
+        trouble: What is wrong, for people, by subject; an empty string: nothing any more.
         tasks_since_checkpoint: Training tasks done since the last checkpoint was asked for.
         checkpoint_due: Whether a checkpoint is to be written now.
         checkpoints_failed: How many could not be written.

@@ -32,6 +32,7 @@ class WorkerSigns(NamedTuple):
         loss: Running mean; None: none yet.
         waiting_s: How long it has been waiting for other workers; 0: it does not.
         waits_for: For whom, as far as it knows.
+        resident_bytes: Memory of its process that is in use; 0: not known.
     """
 
     examples: int
@@ -39,6 +40,7 @@ class WorkerSigns(NamedTuple):
     loss: float | None = None
     waiting_s: float = 0.0
     waits_for: tuple[str, ...] = ()
+    resident_bytes: int = 0
 
 
 @dataclass
@@ -64,6 +66,7 @@ class KnownWorker:
         sync_address: Sync mode: where other workers can take part in its steps; empty: nowhere.
         has_program: Whether its model file runs and has the tables of the job.
         measured_s: When its examples were told last; 0: never.
+        resident_bytes: Memory of its process that was in use then; 0: not known.
     """
 
     id: str
@@ -84,6 +87,7 @@ class KnownWorker:
     sync_address: str = ""
     has_program: bool = False
     measured_s: float = 0.0
+    resident_bytes: int = 0
 
     def measure(self, signs: WorkerSigns, now_s: float) -> None:
         """Take in what a sign of life tells."""
@@ -94,6 +98,7 @@ class KnownWorker:
             self.examples_per_s += weight * (rate - self.examples_per_s)
         self.measured_s = now_s
         self.examples, self.steps = signs.examples, signs.steps
+        self.resident_bytes = signs.resident_bytes
         if signs.loss is not None:
             self.loss = signs.loss
 

@@ -33,6 +33,8 @@ class ExitReason(enum.Enum):
     OUT_OF_MEMORY = "ran out of memory"
     # No process of it ever ran.
     CANNOT_START = "could not be started"
+    # No process of it ever ran: the registry of its image did not answer.
+    NO_IMAGE = "got no image"
 
     @property
     def is_a_failure(self) -> bool:
@@ -40,7 +42,7 @@ class ExitReason(enum.Enum):
 
         A worker has no cause to finish while it is wanted.
         """
-        return self not in (ExitReason.PREEMPTED, ExitReason.EVICTED, ExitReason.NODE_LOST)
+        return self not in _NO_FAILURES
 
     @classmethod
     def of_code(cls, code: int) -> ExitReason:
@@ -48,6 +50,14 @@ class ExitReason(enum.Enum):
         if code in _KILLED:
             return cls.PREEMPTED
         return cls.FAILED if code else cls.FINISHED
+
+
+_NO_FAILURES = (
+    ExitReason.PREEMPTED,
+    ExitReason.EVICTED,
+    ExitReason.NODE_LOST,
+    ExitReason.NO_IMAGE,
+)
 
 
 class WorkerExit(NamedTuple):

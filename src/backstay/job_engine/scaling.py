@@ -17,7 +17,7 @@ from backstay.job_spec import AutoscaleSpec, ServerCounts, WorkersSpec
 __all__ = ["Decision", "ScalingNotes", "ScalingPolicy", "Seen", "decide"]
 
 # Kubernetes needs this long to place new Pods, or to say that it cannot.
-SETTLE_MS = 5_000
+PLACEMENT_MS = 5_000
 # A server that is not placed so long after the last worker left waits for something else.
 IN_VAIN_MS = 120_000
 # The number of workers is tried again if the examples/s change by this share.
@@ -155,7 +155,7 @@ class ScalingNotes:
         measured_ms: throughput: since when this number of workers is measured; None: it is not.
         best_rate: The highest rate since then.
         before: The rate before one more worker was tried; None: none was.
-        settled: The rate at which one more worker brought too little; None: that is not known.
+        rate_at_limit: The rate at which one more worker brought too little; None: not known.
         load: Which way the servers' load points: 1 up, -1 down, 0 neither.
         load_ms: Since when.
     """
@@ -170,7 +170,7 @@ class ScalingNotes:
     measured_ms: int | None = None
     best_rate: float = 0.0
     before: Rate | None = None
-    settled: Rate | None = None
+    rate_at_limit: Rate | None = None
     load: int = 0
     load_ms: int = 0
 
@@ -203,13 +203,13 @@ def _change_roles(policy: ScalingPolicy, notes: ScalingNotes, seen: Seen) -> _Ou
             return replace(notes, room_ms=None), None
         since_ms = seen.now_ms if notes.room_ms is None else notes.room_ms
         notes = replace(notes, room_ms=since_ms)
-        if seen.now_ms - since_ms < SETTLE_MS:
+        if seen.now_ms - since_ms < PLACEMENT_MS:
             return notes, None
         return replace(notes, room_ms=None), _take_back(policy, seen, "all servers have room again")
     since_ms = seen.now_ms if notes.no_room_ms is None else notes.no_room_ms
     notes = replace(notes, no_room_ms=since_ms, room_ms=None)
     changed_ms = max(since_ms, notes.lent_ms)
-    if notes.is_in_vain or seen.ending or seen.now_ms - changed_ms < SETTLE_MS:
+    if notes.is_in_vain or seen.ending or seen.now_ms - changed_ms < PLACEMENT_MS:
         return notes, None
     if not (seen.placed or seen.waiting):
         # No worker has a Pod, or the launcher has not told of them yet.
@@ -272,7 +272,7 @@ def _fill(policy: ScalingPolicy, notes: ScalingNotes, seen: Seen) -> _Outcome:
     """Want more workers while each finds room; twice as many more each time."""
     if seen.workers >= policy.workers_most:
         return notes, None
-    if notes.grown_ms is not None and seen.now_ms - notes.grown_ms < SETTLE_MS:
+    if notes.grown_ms is not None and seen.now_ms - notes.grown_ms < PLACEMENT_MS:
         return notes, None
     wanted = min(policy.workers_most, seen.workers + notes.step)
     notes = replace(notes, grown_ms=seen.now_ms, step=2 * notes.step)
@@ -296,17 +296,17 @@ def _follow_throughput(policy: ScalingPolicy, notes: ScalingNotes, seen: Seen) -
         brought = _gain(before, now)
         said = f"the last worker brought {brought:.0%} of what one brings on average"
         if brought < policy.gain:
-            notes = replace(notes, settled=before, grown_ms=seen.now_ms)
+            notes = replace(notes, rate_at_limit=before, grown_ms=seen.now_ms)
             reason = f"{said}, less than {policy.gain:.0%}"
             return notes, _workers_change(seen, max(before.workers, policy.workers_least), reason)
         reason = f"{said}: one more is tried"
-    elif notes.settled is not None and _is_alike(notes.settled, now):
+    elif notes.rate_at_limit is not None and _is_alike(notes.rate_at_limit, now):
         return notes, None
     else:
         reason = f"{now.examples_per_s:,.0f} examples/s: one more worker is tried"
     if now.workers >= policy.workers_most:
-        return replace(notes, settled=now), None
-    notes = replace(notes, before=now, settled=None, grown_ms=seen.now_ms)
+        return replace(notes, rate_at_limit=now), None
+    notes = replace(notes, before=now, rate_at_limit=None, grown_ms=seen.now_ms)
     return notes, _workers_change(seen, now.workers + 1, reason)
 
 
@@ -316,9 +316,9 @@ def _gain(before: Rate, now: Rate) -> float:
     return (now.examples_per_s - before.examples_per_s) / (now.workers - before.workers) / each
 
 
-def _is_alike(settled: Rate, now: Rate) -> bool:
-    changed = abs(now.examples_per_s - settled.examples_per_s)
-    return settled.workers == now.workers and changed <= DRIFT * settled.examples_per_s
+def _is_alike(known: Rate, now: Rate) -> bool:
+    changed = abs(now.examples_per_s - known.examples_per_s)
+    return known.workers == now.workers and changed <= DRIFT * known.examples_per_s
 
 
 def _workers_change(seen: Seen, wanted: int, reason: str) -> Decision | None:

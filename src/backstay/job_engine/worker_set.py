@@ -121,8 +121,8 @@ class WorkerSet:
         self._policy = policy
         self._places: list[_Place] = []
         self._by_worker: dict[str, _Place] = {}
-        # The places of workers that were replaced because they hung, which counted as a failure.
-        # Not recorded: under the next job master the failure stays counted.
+        # The places of workers that were replaced because they hung. Whether that was a failure is
+        # known with their end. Not recorded: under the next job master it was none.
         self._hung: dict[str, _Place] = {}
         # For which no machine has room. Not recorded: the launcher tells them again.
         self._waiting: frozenset[str] = frozenset()
@@ -179,15 +179,19 @@ class WorkerSet:
         """Whether this worker is one of those that are wanted now."""
         return worker in self._by_worker
 
+    def has_hung(self, worker: str) -> bool:
+        """Whether this worker was replaced because it hung, and its end was not told yet."""
+        return worker in self._hung
+
     def exited(self, end: WorkerExit, now_s: float) -> None:
         """Take note that a process ended.
 
         The end of a worker that is not wanted any more is ignored, so exits may be told again. A
-        worker that hung because its machine was lost has not failed.
+        worker that hung has failed, unless that was because its machine was lost.
         """
         hung = self._hung.pop(end.worker_id, None)
-        if hung is not None and end.reason is ExitReason.NODE_LOST:
-            self._forgive(hung)
+        if hung is not None and end.reason is not ExitReason.NODE_LOST:
+            self._fail_late(hung, f"{end.worker_id} hung")
         place = self._by_worker.get(end.worker_id)
         if place is not None:
             how = f"{end.worker_id} {end.how}"
@@ -198,7 +202,7 @@ class WorkerSet:
         place = self._by_worker.get(worker)
         if place is None:
             return False
-        self._ended(place, f"{worker} hung", failed=True, now_s=now_s)
+        self._ended(place, f"{worker} hung", failed=False, now_s=now_s)
         self._hung[worker] = place
         if len(self._hung) > HUNG_MAX:
             del self._hung[next(iter(self._hung))]
@@ -320,11 +324,15 @@ class WorkerSet:
         pause_s = policy.backoff_s * 2.0 ** min(doublings, 64) if doublings >= 0 else 0.0
         place.not_before_s = now_s + min(pause_s, policy.backoff_max_s)
 
-    def _forgive(self, place: _Place) -> None:
-        """Take back the last failure of a place."""
+    def _fail_late(self, place: _Place, how: str) -> None:
+        """Count a failure of a place that has, or waits for, another worker already."""
         self._text = None
-        place.failures = max(0, place.failures - 1)
+        place.failures += 1
+        place.last = how
         place.given_up = place.failures > self._policy.max_relaunches
+        if place.given_up:
+            self._by_worker.pop(f"w-{place.worker}", None)
+            place.worker = place.since_s = None
 
     def _set_places(self, count: int) -> None:
         """Have so many places: new ones last; workers without room go first, then the newest."""

@@ -15,11 +15,13 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli import kubernetes_master
+from backstay.cli import kubernetes_master, server_stop
+from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER
 from backstay.cli.server_scale import ServerScale
+from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import ConfigError, KubernetesError, NeverReached, UnknownJob
 from backstay.job_engine.launch import ExitReason
-from backstay.job_spec import JobSpec
+from backstay.job_spec import AutoscaleSpec, JobSpec
 from backstay.kubernetes_spec import KubernetesSpec
 from backstay.master.config import MasterConfig
 from backstay.master.hosted_launcher import ExitsSeen
@@ -31,6 +33,7 @@ from backstay.master.kubernetes.owned_job import OwnedJob
 from backstay.master.kubernetes.pod_launcher import PodLauncher
 from backstay.master.kubernetes.published_status import status_data
 from backstay.master.launcher import WorkerProgram
+from backstay.pserver.client.inspection import ClusterInspection, slots_short_of_copies
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, counting_spec
 from tests.unit.master.kubernetes_objects import Objects
@@ -82,6 +85,9 @@ def test_a_stopped_job_is_over_for_each_job_master_of_its_owner_and_goes_on_unde
         stopping.join(LIMIT_S)
         data = objects.data()
         assert (data["over"], data["reason"]) == ("stopped", "enough")
+        told = {one["message"]: one["involvedObject"]["uid"] for one in objects.events.values()}
+        assert told["the job is stopped: enough"] == uid
+        objects.events.clear()
         assert '"state": "stopped"' in data["status"]
         assert objects.replicas("deployments", object_name(JOB)) == 0
         # The published end was lost, or never written.
@@ -91,6 +97,29 @@ def test_a_stopped_job_is_over_for_each_job_master_of_its_owner_and_goes_on_unde
         # It was not: the job is not opened again.
         again = served(objects, endpoints, spec)
         assert (again, objects.data()["over"]) == ("stopped", "stopped")
+
+
+def test_a_server_waits_for_other_copies_until_the_job_is_over(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(servers=2) as cluster:
+        (own, _) = cluster.endpoints
+        monkeypatch.setenv(ENDPOINT_VARIABLE, own)
+        assert server_stop.main(JOB, LIMIT_S) == 0
+        cluster.kill(1)
+        # It may have the only copy, and there is no job yet that would say that it is over.
+        with ClusterInspection(own, CLIENT) as inspection:
+            eventually(lambda: slots_short_of_copies(inspection.routing()) > 0)
+        assert server_stop.main(JOB, 0.1) == EXIT_FAILED
+        objects = Objects(JOB)
+        objects.make_job("a")
+        stopping = threading.Thread(target=stop_when_open, args=([own], eventually))
+        stopping.start()
+        assert served(objects, [own], counting_spec(tmp_path)) == "stopped"
+        stopping.join(LIMIT_S)
+        assert server_stop.main(JOB, LIMIT_S) == 0
+        cluster.kill(0)
+        assert server_stop.main(JOB, LIMIT_S) == EXIT_NO_ANSWER
 
 
 def test_a_job_that_cannot_be_opened_leaves_no_workers(
@@ -202,3 +231,69 @@ def test_a_job_master_that_starts_while_the_api_is_away_waits_for_it(
     objects = Away(JOB)
     objects.make_job("a")
     assert kubernetes_master._find(cast(KubernetesApi, objects), JOB).owner.uid == "a"
+
+
+def test_a_job_master_without_a_right_ends_soon_and_says_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Forbidding(Objects):
+        calls = 0
+
+        def get(self, kind: str, name: str) -> dict[str, Any] | None:
+            self.calls += 1
+            raise KubernetesError(
+                f'{kind} "{name}" is forbidden: User "system:serviceaccount:team:ours" cannot get '
+                f'resource "{kind}" in API group "apps" in the namespace "team"',
+                status=403,
+            )
+
+    monkeypatch.setattr(kubernetes_master, "RETRY_S", 0.0)
+    objects = Forbidding(JOB)
+    with pytest.raises(KubernetesError, match="ServiceAccount ours lacks the right to get deploy"):
+        kubernetes_master._find(cast(KubernetesApi, objects), JOB)
+    assert objects.calls == kubernetes_master.FORBIDDEN_TRIES_MAX
+
+
+def test_a_right_that_the_numbers_need_is_shown_until_it_is_there(
+    endpoints: list[str], tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scale:
+        is_forbidden = True
+
+        async def look(self) -> None:
+            if self.is_forbidden:
+                raise KubernetesError(
+                    'User "system:serviceaccount:team:ours" cannot patch resource '
+                    '"statefulsets/scale" in API group "apps"',
+                    status=403,
+                )
+
+    monkeypatch.setattr(kubernetes_master, "PLAN_PAUSE_S", 0.01)
+    scale = Scale()
+    monkeypatch.setattr(kubernetes_master, "JobScale", lambda *_: scale)
+    spec, objects = counting_spec(tmp_path, autoscale=AutoscaleSpec()), Objects(JOB)
+    objects.make_job("a")
+    found: list[str] = []
+
+    def look_on() -> None:
+        with closing(JobClient(endpoints, JOB, config=CLIENT)) as client:
+
+            def trouble() -> str:
+                try:
+                    return client.status().trouble
+                except UnknownJob:
+                    return "unknown"
+
+            try:
+                eventually(lambda: "lacks the right to patch statefulsets/scale" in trouble())
+                scale.is_forbidden = False
+                eventually(lambda: trouble() == "")
+                found.append("told until it was there")
+            finally:
+                client.stop("enough")
+
+    looking = threading.Thread(target=look_on)
+    looking.start()
+    assert served(objects, endpoints, spec) == "stopped"
+    looking.join(LIMIT_S)
+    assert found == ["told until it was there"]

@@ -6,8 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from backstay.cli.job_scale import JobScale, seen_of, waits_text
+import pytest
+
+from backstay.cli.job_scale import JobScale, least_text, seen_of, waits_text
 from backstay.cli.server_scale import ServerScale, ServersSeen
+from backstay.job_engine import scaling
 from backstay.job_engine.launch import LauncherReport
 from backstay.job_engine.scaling import ScalingPolicy, Seen
 from backstay.master.host import MasterHost
@@ -76,6 +79,15 @@ def test_servers_that_a_job_waits_for_are_told() -> None:
     assert waits_text(ServersSeen(3, 1), 2) == "1 of at least 2 servers run"
 
 
+def test_fewer_workers_than_the_least_are_told() -> None:
+    assert least_text(Seen(0, workers=4, placed=1, waiting=3), 2) == (
+        "1 of at least 2 workers have room"
+    )
+    assert least_text(Seen(0, workers=4, placed=2, waiting=2), 2) == ""
+    # They are being made.
+    assert least_text(Seen(0, workers=4), 2) == ""
+
+
 class ServersAtTheirLimit:
     """Servers that are to grow; while they are asked for that, a user says a number of workers."""
 
@@ -99,11 +111,46 @@ def test_a_number_that_a_user_says_meanwhile_stays(tmp_path: Path) -> None:
             told: list[bool] = []
             note = SimpleNamespace(job=job, note_store_away_for_all=told.append)
             host = cast(MasterHost, note)
-            await JobScale(host, policy, cast(ServerScale, servers)).look()
+            changes: list[tuple[str, str]] = []
+
+            def tell(reason: str, text: str) -> None:
+                changes.append((reason, text))
+
+            await JobScale(host, policy, cast(ServerScale, servers), tell).look()
             assert servers.asked == [3]
             assert job.workers.desired == 1
-            (scaling,) = job.scalings
-            assert "3 servers wanted, 2 before" in scaling
+            (said,) = job.scalings
+            assert "3 servers wanted, 2 before" in said
             assert told == [False]
+            # Events have times of their own.
+            assert changes == [("Scaled", said.partition(" UTC: ")[2])]
+
+    run(inside)
+
+
+class FullServers:
+    """Servers of which one finds no room."""
+
+    def look(self) -> ServersSeen:
+        return ServersSeen(2, 1, {"ps-1": ROOM}, no_room=1)
+
+
+def test_a_change_of_roles_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[tuple[str, str]] = []
+
+    def tell(reason: str, text: str) -> None:
+        changes.append((reason, text))
+
+    monkeypatch.setattr(scaling, "PLACEMENT_MS", 0)
+
+    async def inside(backend: MemoryBackend) -> None:
+        async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
+            note = SimpleNamespace(job=job, note_store_away_for_all=lambda _: None)
+            policy = ScalingPolicy(workers_most=2, servers_least=1, servers_most=2)
+            servers = cast(ServerScale, FullServers())
+            job.report(LauncherReport(running=job.wish().workers))
+            await JobScale(cast(MasterHost, note), policy, servers, tell).look()
+            why = "1 server finds no room: a worker gives up its room"
+            assert changes == [("RoleChanged", f"1 workers wanted, 2 before: {why}")]
 
     run(inside)

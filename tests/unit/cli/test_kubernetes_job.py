@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,7 +12,10 @@ from click.testing import CliRunner, Result
 
 import backstay
 from backstay.cli import main
+from backstay.cli.kubernetes_manifest import objects_of
 from backstay.errors import ConfigError
+from backstay.job_spec import JobSpec
+from backstay.master.kubernetes.objects import has_own_servers
 
 JOB = """
 name: census
@@ -65,6 +70,35 @@ def test_a_dry_run_of_a_job_with_a_schedule_prints_the_cron_job(folder: Path) ->
     cron_job, files = yaml.safe_load_all(result.output)
     assert (cron_job["kind"], cron_job["spec"]["schedule"]) == ("CronJob", "0 3 * * *")
     assert set(files["data"]) == {"job.json", "model.py", "features.py"}
+
+
+def test_each_run_of_a_schedule_makes_the_servers_of_its_own(folder: Path) -> None:
+    words = ["--on", "kubernetes", "--dry-run", "--servers", "2", "--set", "schedule='@daily'"]
+    words += ["--set", "servers.settings.store_endpoints=[etcd-0.etcd:2379]"]
+    words += ["--set", "checkpoint.url=s3://models/census"]
+    result = train(folder, *words)
+    assert result.exit_code == 0, result.output
+    cron_job, files = yaml.safe_load_all(result.output)
+    assert cron_job["kind"] == "CronJob"
+    # What the Pod of a run makes of the job file that it finds.
+    found = replace(JobSpec.from_json(files["data"]["job.json"]), schedule=None)
+    for name in ("model.py", "features.py"):
+        assert files["data"][name] == (folder / name).read_text(encoding="utf-8")
+    run = objects_of(replace(found, model=str(folder / "model.py")), "census-1")
+    assert run.servers is not None
+    assert run.servers.stateful_set["spec"]["replicas"] == 2
+    assert has_own_servers(run.deployment)
+    assert 'checkpoint_url = "s3://models/census"' in run.files["data"]["pserver.toml"]
+    again = objects_of(replace(found, model=str(folder / "model.py")), "census-2")
+    assert again.servers is not None
+    # New servers never meet the records of earlier ones.
+    assert cluster_of(again.servers.stateful_set) != cluster_of(run.servers.stateful_set)
+
+
+def cluster_of(stateful_set: dict[str, Any]) -> str:
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    (value,) = (one["value"] for one in container["env"] if one["name"] == "BACKSTAY_CLUSTER")
+    return str(value)
 
 
 def test_a_schedule_is_for_kubernetes_only(folder: Path) -> None:
@@ -123,7 +157,7 @@ def test_a_model_in_the_image_is_not_carried(folder: Path) -> None:
         ),
         (
             ("--on", "kubernetes", "--servers", "2", "--set", "schedule='@daily'"),
-            "servers: a job with a schedule trains on a cluster that runs; give --endpoint",
+            "checkpoint.url: is missing; servers of a job",
         ),
         (
             ("--on", "kubernetes", "--set", "hooks.after=[ls]"),

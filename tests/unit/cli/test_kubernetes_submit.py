@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -10,16 +11,23 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.cli import kubernetes_follow, kubernetes_jobs
 from backstay.cli.kubernetes_follow import BegunJob
-from backstay.cli.kubernetes_submit import check_free, submit
+from backstay.cli.kubernetes_submit import check_free, earlier_run, submit
 from backstay.cli.progress import Show
 from backstay.cli.stop_signals import StopOrder
+from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import JobError, JobRefused, KubernetesError, UnknownJob
 from backstay.job_spec import JobSpec
 from backstay.jobs_api import _JobOnKubernetes
 from backstay.master.hosted_launcher import ExitsSeen
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.names import object_name
-from backstay.master.kubernetes.objects import JobObjects, OwnServers, job_objects, spec_in_pods
+from backstay.master.kubernetes.objects import (
+    JobObjects,
+    Owner,
+    OwnServers,
+    job_objects,
+    spec_in_pods,
+)
 from backstay.master.kubernetes.pserver_objects import server_settings
 from backstay.master.kubernetes.published_status import status_data
 from tests.unit.master.kubernetes_objects import Objects
@@ -35,10 +43,20 @@ class Cluster(Objects):
         name = body["metadata"]["name"]
         if (kind, name) in self.found:
             raise KubernetesError("already exists", status=409, reason="AlreadyExists")
-        made = {**body, "metadata": {"ownerReferences": [], **body["metadata"], "uid": f"{kind}-1"}}
-        made["metadata"]["resourceVersion"] = self._version()
+        version = self._version()
+        given = {"ownerReferences": [], **body["metadata"]}
+        made = {**body, "metadata": {**given, "uid": f"{kind}-{version}"}}
+        made["metadata"]["resourceVersion"] = version
         self.found[kind, name] = made
         return made
+
+    def delete(self, kind: str, name: str, *, at_once: bool = False, uid: str = "") -> None:
+        gone = self.found.pop((kind, name))
+        assert gone["metadata"]["uid"] == uid
+        self.deleted.append(name)
+        for key, one in list(self.found.items()):
+            if any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", ())):
+                del self.found[key]
 
 
 def spec_of(job: str = JOB) -> JobSpec:
@@ -53,9 +71,16 @@ def spec_of(job: str = JOB) -> JobSpec:
     return JobSpec.from_mapping(document)
 
 
-def objects_of(job: str = JOB, files: Mapping[str, str] | None = None, run: str = "") -> JobObjects:
+def objects_of(
+    job: str = JOB,
+    files: Mapping[str, str] | None = None,
+    run: str = "",
+    *,
+    has_own: bool = True,
+    cluster: str = "run",
+) -> JobObjects:
     spec = spec_of(job)
-    own = OwnServers(server_settings(spec, 1), "run")
+    own = OwnServers(server_settings(spec, 1), cluster) if has_own else None
     in_pods = spec_in_pods(spec, ["ps-0:7000"])
     return job_objects(in_pods, files or {"model.py": ""}, own, run=run)
 
@@ -90,6 +115,21 @@ def test_an_unsaved_job_goes_on_once_its_last_job_master_has_left() -> None:
     assert not cluster.data()["over"]
 
 
+def test_new_servers_remove_the_records_of_those_before_them() -> None:
+    cluster = Cluster(JOB)
+    submit(api_of(cluster), JOB, objects_of(run="census-1", cluster="first"), never)
+    publish(cluster, over="done")
+    submit(api_of(cluster), JOB, objects_of(run="census-2", cluster="second"), never)
+    stateful_set = cluster.found["statefulsets", f"{NAME}-pserver"]
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["BACKSTAY_CLUSTER"] == f"{NAME}-second"
+    assert variables["BACKSTAY_REPLACES_CLUSTER"] == f"{NAME}-first"
+    # The same run again makes nothing anew.
+    submit(api_of(cluster), JOB, objects_of(run="census-2", cluster="third"), never)
+    assert cluster.found["statefulsets", f"{NAME}-pserver"] is stateful_set
+
+
 def test_a_deployment_of_another_job_is_left_alone() -> None:
     cluster = Cluster(JOB)
     submit(api_of(cluster), JOB, objects_of(), never)
@@ -116,6 +156,70 @@ def test_a_run_sees_that_another_job_runs_before_it_begins() -> None:
         check_free(api_of(cluster), JOB, run)
     publish(cluster, over="done")
     check_free(api_of(cluster), JOB, run)
+
+
+SCHEDULE = Owner(NAME, "cronjob-1", "CronJob")
+STATES = [
+    (over, begun, replicas, has_own, made_by)
+    for over in ("", *OVER_STATES)
+    for begun in (False, True)
+    for replicas in (0, 1)
+    for has_own in (False, True)
+    for made_by in ("user", "other user", "run", "other run")
+]
+
+
+@cache
+def objects_by(whose: str, has_own: bool) -> JobObjects:
+    """What a user or a run makes; "user" and "run" are those that ask."""
+    files = {"model.py": "# other"} if whose == "other user" else None
+    run = {"run": "census-1", "other run": "census-0"}.get(whose, "")
+    return objects_of(files=files, run=run, has_own=has_own)
+
+
+class Asked(Exception):
+    """A command has waited."""
+
+
+def waits(_seconds: float) -> bool:
+    raise Asked
+
+
+@pytest.mark.parametrize(("over", "begun", "replicas", "has_own", "made_by"), STATES)
+@pytest.mark.parametrize("asks", ["user", "run"])
+def test_no_command_gives_up_a_job_that_runs_or_rows_that_no_checkpoint_has(
+    over: str, begun: bool, replicas: int, has_own: bool, made_by: str, asks: str
+) -> None:
+    """Whatever is there, and whoever asks: what must stay stays, and one job is begun at most."""
+    cluster = Cluster(JOB)
+    is_run = made_by.endswith("run")
+    submit(api_of(cluster), JOB, objects_by(made_by, has_own), never)
+    deployment = cluster.found["deployments", NAME]
+    if is_run:
+        deployment["metadata"]["ownerReferences"] = [SCHEDULE.reference()]
+    cluster.patch("deployments", NAME, {"spec": {"replicas": replicas}})
+    status = status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen()) if begun else {}
+    publish(cluster, **status, over=over)
+    before = deployment["metadata"]["uid"]
+    objects = objects_by(asks, has_own=True)
+    goes_on: Owner | None = None
+    try:
+        if asks == "run":
+            goes_on = earlier_run(api_of(cluster), JOB, objects, SCHEDULE, waits)
+        if goes_on is None:
+            submit(api_of(cluster), JOB, objects, waits)
+    except (Asked, JobRefused):
+        assert cluster.deleted == []
+    else:
+        assert cluster.replicas("deployments", NAME) == 1 or (made_by == asks == "run" and over)
+    never_began = made_by == "other run" and asks == "run" and not (begun or replicas or over)
+    must_stay = (not over and not never_began) or (over == "unsaved" and has_own)
+    if must_stay:
+        assert cluster.found["deployments", NAME]["metadata"]["uid"] == before
+    if goes_on is not None:
+        # Only a run of the same schedule is waited for.
+        assert (made_by, goes_on.uid) == ("other run", before)
+        assert over in ("", "unsaved")
 
 
 def test_the_status_of_jobs_is_found_without_their_files() -> None:

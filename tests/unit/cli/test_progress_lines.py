@@ -9,7 +9,7 @@ from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli.progress import Servers, Show
-from backstay.cli.supervisor import _ExitsSaid
+from backstay.cli.supervisor import _ExitPrinter
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.logs import TEXT_FORMAT, message_of
@@ -41,5 +41,5 @@ def test_what_a_worker_ended_with_is_said_without_the_marks_of_its_log() -> None
     assert message_of(words) == words
     said: list[str] = []
     log = f"Traceback\n{line}"
-    _ExitsSaid(said.append)(WorkerExit("w-0", ExitReason.FAILED, EXIT_WRONG_SETTING, log))
+    _ExitPrinter(said.append)(WorkerExit("w-0", ExitReason.FAILED, EXIT_WRONG_SETTING, log))
     assert said == [f"worker w-0 ended with exit code {EXIT_WRONG_SETTING}: {words}"]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from backstay._proto.v1 import job_pb2
 from backstay.cli import scheduled_run
 from backstay.cli.kubernetes_submit import submit
 from backstay.cli.scheduled_run import EXIT_AGAIN, exit_code_of
 from backstay.cli.stop_signals import StopOrder
+from backstay.cli.supervisor import Outcome
 from backstay.errors import BackstayError, ConfigError, JobError, JobRefused, KubernetesError
 from backstay.job_spec import HooksSpec
+from backstay.master.hosted_launcher import ExitsSeen
 from backstay.master.kubernetes.api import KubernetesApi
+from backstay.master.kubernetes.names import RUN
+from backstay.master.kubernetes.objects import JobObjects, Owner
+from backstay.master.kubernetes.published_status import status_data
 from tests.unit.cli.test_kubernetes_submit import (
     JOB,
     NAME,
@@ -20,8 +27,11 @@ from tests.unit.cli.test_kubernetes_submit import (
     api_of,
     never,
     objects_of,
+    publish,
     spec_of,
 )
+
+SCHEDULE = Owner(NAME, "cronjob-1", "CronJob")
 
 
 @pytest.mark.parametrize(
@@ -43,15 +53,117 @@ def test_a_run_goes_on_in_another_pod_unless_that_would_end_in_the_same_way(
     assert exit_code_of(error, stopped=stopped) == code
 
 
-def test_a_run_that_is_refused_calls_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(JOB)
-    cluster.found["cronjobs", NAME] = {"metadata": {"uid": "cronjob-1"}}
-    submit(api_of(cluster), JOB, objects_of(files={"model.py": "# other"}), never)
-    monkeypatch.setattr(KubernetesApi, "in_pod", lambda _: api_of(cluster))
-    monkeypatch.setattr(scheduled_run, "objects_of", lambda *_: objects_of(run="census-2"))
-    called: list[tuple[str, ...]] = []
-    monkeypatch.setattr(scheduled_run, "run_hooks", lambda hooks, *_, **__: called.append(hooks))
-    spec = replace(spec_of(), hooks=HooksSpec(before=("fetch",), after=("report",)))
+class Runs:
+    """One run of a schedule, on objects that the API has; what it calls is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster = Cluster(JOB)
+        self.cluster.found["cronjobs", NAME] = {"metadata": {"uid": SCHEDULE.uid}}
+        self.called: list[tuple[str, ...]] = []
+        self._monkeypatch = monkeypatch
+
+    def has_made(self, objects: JobObjects, owner: Owner | None = SCHEDULE) -> None:
+        """Have the objects of an earlier run, or of a job that the schedule did not make."""
+        submit(api_of(self.cluster), JOB, objects, never)
+        if owner is not None:
+            metadata = self.cluster.found["deployments", NAME]["metadata"]
+            metadata["ownerReferences"] = [owner.reference()]
+
+    def run(self, name: str, meanwhile: Callable[[], None]) -> Outcome | None:
+        """Carry out a run; whenever it waits, something happens."""
+        self.stops = stops = StopOrder()
+
+        def wait(_timeout_s: float) -> bool:
+            meanwhile()
+            return stops.asked
+
+        self._monkeypatch.setattr(stops, "wait", wait)
+        self._monkeypatch.setattr(KubernetesApi, "in_pod", lambda _: api_of(self.cluster))
+        made = objects_of(run=name)
+        self._monkeypatch.setattr(scheduled_run, "objects_of", lambda *_: made)
+        self._monkeypatch.setattr(
+            scheduled_run, "run_hooks", lambda hooks, *_, **__: self.called.append(hooks)
+        )
+        spec = replace(spec_of(), hooks=HooksSpec(before=("fetch",), after=("report",)))
+        return scheduled_run._Run(spec, name, stops).to_its_end()
+
+    def end(self, over: str) -> None:
+        """Do what a job master does at the end of a job."""
+        status = status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen())
+        publish(self.cluster, **status, over=over, reason=f"it is {over}")
+        self.cluster.patch("deployments", NAME, {"spec": {"replicas": 0}})
+
+    @property
+    def run_there(self) -> str:
+        run: str = self.cluster.found["deployments", NAME]["metadata"]["annotations"].get(RUN, "")
+        return run
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return Runs(monkeypatch)
+
+
+def test_a_run_that_is_refused_calls_no_hook(runs: Runs) -> None:
+    runs.has_made(objects_of(files={"model.py": "# other"}), owner=None)
     with pytest.raises(JobRefused, match="runs on Kubernetes already"):
-        scheduled_run._Run(spec, "census-2", StopOrder()).to_its_end()
-    assert called == []
+        runs.run("census-2", lambda: None)
+    assert runs.called == []
+
+
+@pytest.mark.parametrize("ended", ["", "unsaved"])
+def test_a_run_begins_once_the_one_before_it_is_over(runs: Runs, ended: str) -> None:
+    runs.has_made(objects_of(run="census-1"))
+    if ended:
+        runs.end(ended)
+    looks: list[tuple[str, int]] = []
+
+    def ends() -> None:
+        looks.append((runs.run_there, runs.cluster.replicas("deployments", NAME)))
+        runs.end("done")
+
+    outcome = runs.run("census-2", ends)
+    assert outcome is not None
+    assert outcome.state == "done"
+    # The earlier one has a job master, which ends it.
+    assert looks[0] == ("census-1", 1)
+    assert looks[-1] == ("census-2", 1)
+    assert runs.called == [("fetch",), ("report",)]
+
+
+def test_rows_that_no_checkpoint_has_are_not_given_up_for_a_new_run(runs: Runs) -> None:
+    runs.has_made(objects_of(run="census-1"))
+    runs.end("unsaved")
+    with pytest.raises(JobError, match=r"is not saved \(it is unsaved\), so no run begins"):
+        runs.run("census-2", lambda: runs.end("unsaved"))
+    assert runs.run_there == "census-1"
+    assert runs.cluster.deleted == []
+    assert runs.called == []
+
+
+def test_rows_are_not_given_up_for_a_job_that_trains_on_another_cluster(runs: Runs) -> None:
+    runs.has_made(objects_of())
+    runs.end("unsaved")
+    with pytest.raises(JobRefused, match="its servers are kept"):
+        submit(api_of(runs.cluster), JOB, objects_of(has_own=False), never)
+    assert runs.cluster.deleted == []
+
+
+def test_a_pod_that_is_told_to_end_leaves_the_earlier_run_to_the_next_one(runs: Runs) -> None:
+    runs.has_made(objects_of(run="census-1"))
+    runs.end("unsaved")
+    assert runs.run("census-2", lambda: runs.stops.ask("SIGTERM")) is None
+    assert runs.run_there == "census-1"
+    # The next Pod of the run looks on at it.
+    outcome = runs.run("census-2", lambda: runs.end("done"))
+    assert outcome is not None
+    assert runs.run_there == "census-2"
+
+
+def test_a_run_that_never_began_is_not_waited_for(runs: Runs) -> None:
+    runs.has_made(objects_of(run="census-1"))
+    runs.cluster.patch("deployments", NAME, {"spec": {"replicas": 0}})
+    outcome = runs.run("census-2", lambda: runs.end("done"))
+    assert outcome is not None
+    assert runs.cluster.deleted == [NAME]
+    assert runs.run_there == "census-2"

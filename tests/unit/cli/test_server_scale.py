@@ -11,8 +11,10 @@ from backstay.cli import server_scale
 from backstay.cli.server_scale import CpuUse, cpu_share, lost_pods, wanted_replicas
 from backstay.config import ClientConfig
 from backstay.consensus.records.plans import LeavingNode, PlanKind, PlanState, ResizePlan
-from backstay.errors import ServerUnavailable
+from backstay.errors import KubernetesError, ServerUnavailable
 from backstay.master.kubernetes.api import KubernetesApi, ObjectList
+from backstay.master.kubernetes.names import pserver_name
+from backstay.master.kubernetes.owned_job import OwnedJob
 from tests.unit.master.kubernetes_objects import Objects
 
 NAME = "backstay-census-pserver"
@@ -63,7 +65,7 @@ def test_pods_follow_the_plan(asked: ResizePlan | None, replicas: int, wanted: i
         (plan(5, "failed"), 3, (3,), 5),
         # One that was there before the plan comes back.
         (plan(5, "failed"), 3, (2, 3, 4), 3),
-        # Another job master has grown it.
+        # It has not grown for this plan.
         (plan(5, "failed"), None, (3, 4), 5),
     ],
 )
@@ -134,6 +136,12 @@ class LostServers(Objects):
         self.deleted.append(name)
 
 
+def scale_of(api: KubernetesApi) -> server_scale.ServerScale:
+    """As a job master begins with it."""
+    objects = OwnedJob.find(api, "census")
+    return server_scale.ServerScale(api, "census", ["ps-0:7000"], ClientConfig(), objects)
+
+
 class Silent:
     """Servers that do not answer."""
 
@@ -149,7 +157,7 @@ def test_all_servers_on_lost_nodes_make_room_once_none_has_answered_for_a_while(
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     objects = LostServers()
     api = cast(KubernetesApi, objects)
-    servers = server_scale.ServerScale(api, "census", ["ps-0:7000"], ClientConfig())
+    servers = scale_of(api)
     for passed_s in (0.0, server_scale.SILENT_S - server_scale.LOOK_PAUSE_SHORT_S):
         clock[0] = 10.0 + passed_s
         servers.look()
@@ -157,3 +165,91 @@ def test_all_servers_on_lost_nodes_make_room_once_none_has_answered_for_a_while(
     clock[0] = 10.0 + server_scale.SILENT_S
     servers.look()
     assert objects.deleted == [f"{NAME}-0", f"{NAME}-1"]
+    servers._objects.events.write_rest()
+    assert [(one["reason"], one["message"]) for one in objects.events.values()] == [
+        ("ServerLost", f"the node of server {NAME}-{number} is lost: another Pod takes its place")
+        for number in range(2)
+    ]
+
+
+class Planning:
+    """Servers that tell of one plan."""
+
+    now = plan(5, "waiting_for_nodes")
+
+    def __init__(self, *_: object) -> None:
+        """There is no connection."""
+
+    def __enter__(self) -> Planning:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is no connection."""
+
+    def plan(self) -> ResizePlan:
+        return self.now
+
+
+class GrowingServers(Objects):
+    """A job with three servers, and the Pods that its StatefulSet has."""
+
+    def __init__(self) -> None:
+        super().__init__("census")
+        self.make_job("a")
+        self.patch("statefulsets", NAME, {"spec": {"replicas": 3}})
+        self.idle: set[int] = set()
+
+    @property
+    def servers(self) -> int:
+        return self.replicas("statefulsets", pserver_name("census"))
+
+    def list_objects(self, kind: str, selector: str) -> ObjectList:
+        pods = [
+            {"metadata": {"name": f"{NAME}-{number}"}, "status": {"containerStatuses": state}}
+            for number in range(self.servers)
+            for state in (
+                [] if number in self.idle else [{"name": "pserver", "state": {"running": {}}}],
+            )
+        ]
+        return ObjectList(tuple(pods), "1")
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_the_next_job_master_undoes_a_growth_that_came_in_vain(
+    monkeypatch: pytest.MonkeyPatch, end: PlanState
+) -> None:
+    monkeypatch.setattr(server_scale, "ClusterResizing", Planning)
+    objects = GrowingServers()
+    api = cast(KubernetesApi, objects)
+    scale_of(api).follow()
+    assert objects.servers == 5
+    # A second one begins before the plan is given up, and sees five.
+    second = scale_of(api)
+    second.follow()
+    objects.idle = {4}
+    monkeypatch.setattr(Planning, "now", plan(5, end))
+    scale_of(api).follow()
+    assert objects.servers == 4
+    second.follow()
+    # The fourth came, and later waits for its node: no job master takes it for one in vain.
+    objects.idle = {3}
+    scale_of(api).follow()
+    assert objects.servers == 4
+
+
+def test_a_growth_is_recorded_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_scale, "ClusterResizing", Planning)
+    objects = GrowingServers()
+    api = cast(KubernetesApi, objects)
+
+    def fail() -> None:
+        raise KubernetesError("no answer")
+
+    servers = scale_of(api)
+    objects.before_patch = fail
+    with pytest.raises(KubernetesError, match="no answer"):
+        servers.follow()
+    assert objects.servers == 3
+    servers.follow()
+    assert objects.servers == 5
+    assert OwnedJob.find(api, "census").read().grown == ("p", 3)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli.exit_codes import EXIT_STOPPED
-from backstay.cli.last_status import Newest
+from backstay.cli.last_status import NewestCheckpoint
 from backstay.cli.metrics_log import MetricsLog
 from backstay.cli.progress import Show
 from backstay.cli.stop_signals import StopSignals
@@ -76,7 +76,7 @@ def test_the_last_words_say_where_the_job_goes_on(
     spec = spec_of(tmp_path, **{data: DataSpec(paths=("a.csv",))})
     supervisor = Supervisor(spec, Show("tiny", console=Console()), fresh=fresh)
     supervisor._has_own_servers = own
-    supervisor._newest = Newest(newest, "folder") if newest else None
+    supervisor._newest = NewestCheckpoint(newest, "folder") if newest else None
     assert words in supervisor._last_words()
 
 

@@ -113,6 +113,7 @@ def test_who_is_missing_in_a_launchers_list_is_lost_once_it_was_there() -> None:
         (ExitReason.PREEMPTED, False),
         (ExitReason.EVICTED, False),
         (ExitReason.NODE_LOST, False),
+        (ExitReason.NO_IMAGE, False),
     ],
 )
 def test_the_reason_says_whether_an_end_counts(reason: ExitReason, is_a_failure: bool) -> None:
@@ -253,12 +254,46 @@ def test_a_worker_that_hung_on_a_lost_node_has_not_failed(
     workers = WorkerSet(WorkerPolicy(max_relaunches=0))
     workers.wanted(0.0)
     assert workers.replace("w-0", 0.0)
-    assert workers.failed
-    # Its node is known to be lost only later.
+    # Whether its node is lost is known only later; meanwhile nothing ends the job.
+    assert not workers.failed
+    assert workers.wanted(0.0) == ("w-1",)
     for _ in range(2):
         workers.exited(WorkerExit("w-0", reason), 20.0)
     assert bool(workers.failed) == is_counted
+    # Its successor goes as well if no replacement was allowed.
     assert workers.wanted(100.0) == (() if is_counted else ("w-1",))
+    assert workers.has_place("w-1") is not is_counted
+
+
+def test_workers_that_hang_again_and_again_count_each_once() -> None:
+    workers = WorkerSet(WorkerPolicy(max_relaunches=2))
+    now_s = 0.0
+    for number in range(3):
+        assert not workers.failed
+        now_s = next_wanted_s(workers, now_s)
+        assert workers.wanted(now_s) == (f"w-{number}",)
+        assert workers.replace(f"w-{number}", now_s)
+        for _ in range(2):
+            workers.exited(WorkerExit(f"w-{number}", ExitReason.PREEMPTED), now_s + 5.0)
+        now_s += 5.0
+    assert "w-2 hung, after 3 failures in a row" in workers.failed
+
+
+def test_a_worker_that_hung_where_fewer_are_wanted_now_counts_for_no_other() -> None:
+    workers = WorkerSet(WorkerPolicy(2, 1, 2, max_relaunches=0))
+    workers.wanted(0.0)
+    assert workers.replace("w-1", 0.0)
+    assert workers.wanted(0.0) == ("w-0", "w-2")
+    workers.scale(1)
+    workers.exited(WorkerExit("w-1", ExitReason.PREEMPTED), 5.0)
+    assert workers.wanted(5.0) == ("w-0",)
+    assert not workers.failed
+
+
+def next_wanted_s(workers: WorkerSet, now_s: float) -> float:
+    """When the next worker may come."""
+    change_s = workers.next_change_s()
+    return now_s if change_s is None or change_s < now_s else change_s
 
 
 def test_workers_that_lent_their_room_are_remembered_until_someone_says_a_number() -> None:

@@ -28,6 +28,8 @@ class Objects:
         self.job = job
         self.found: dict[tuple[str, str], dict[str, Any]] = {}
         self.deleted: list[str] = []
+        self.events: dict[str, dict[str, Any]] = {}
+        self.namespace = "team"
         self.before_patch: Callable[[], None] = lambda: None
         self._numbers = count(1)
 
@@ -46,6 +48,14 @@ class Objects:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         return self.found.get((kind.partition("/")[0], name))
+
+    def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        assert kind == "events"
+        name = body["metadata"]["name"]
+        if name in self.events:
+            raise KubernetesError("already exists", status=409)
+        self.events[name] = dict(body)
+        return self.events[name]
 
     def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
         before, self.before_patch = self.before_patch, lambda: None
@@ -71,7 +81,7 @@ class Objects:
         ]
         return ObjectList(tuple(found), "1")
 
-    def delete(self, kind: str, name: str) -> None:
+    def delete(self, kind: str, name: str, *, at_once: bool = False, uid: str = "") -> None:
         self.deleted.append(name)
 
     def watch_pods(self, selector: str, version: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from backstay.master.launcher import (
     wish_of,
 )
 from backstay.master.service import JobService
+from backstay.master.status import job_status
 from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
@@ -55,6 +57,19 @@ def test_a_model_that_does_not_fit_the_tables_fails_the_job_at_once(tmp_path: Pa
         )
         assert job.state.state == "failed"
         assert job.state.reason == f"the model file or a setting is wrong: {CONFLICT}"
+
+    scenario(tmp_path, play)
+
+
+def test_workers_that_cannot_be_started_for_good_fail_the_job_with_the_cause(
+    tmp_path: Path,
+) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        wanted = (await handler.exchange(LauncherReport())).workers
+        words = "ErrImagePull: census:1: not found"
+        end = WorkerExit(wanted[0], ExitReason.CANNOT_START, EXIT_WRONG_SETTING, words)
+        await handler.exchange(LauncherReport(exits=(end,)))
+        assert job.ended == ("failed", f"no worker can be started: {words}")
 
     scenario(tmp_path, play)
 
@@ -103,6 +118,66 @@ def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_pat
         await service.RenewLeases(sign, NO_CONTEXT)
         await handler.exchange(ended("w-0", EXIT_WRONG_SETTING, CONFLICT))
         assert not job.is_over
+
+    scenario(tmp_path, play)
+
+
+def test_a_worker_that_ran_out_of_memory_is_told_with_what_it_used(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+        service.job = job
+        told: list[WorkerExit] = []
+        handler = LaunchHandler(job, told.append)
+        wanted = (await handler.exchange(LauncherReport())).workers
+        sign = job_pb2.RenewLeasesRequest(
+            worker=job_pb2.Worker(id=wanted[0], instance=5), resident_bytes=61 << 20
+        )
+        await service.RenewLeases(sign, NO_CONTEXT)
+        status = job_status(job, MasterRecord("127.0.0.1:1", 1, "here", 1), 0)
+        assert [one.resident_bytes for one in status.workers] == [61 << 20]
+        ends = (
+            WorkerExit(wanted[0], ExitReason.OUT_OF_MEMORY, 137, "its memory limit is 64Mi"),
+            # It was never heard of.
+            WorkerExit(wanted[1], ExitReason.OUT_OF_MEMORY, 137, "its memory limit is 64Mi"),
+        )
+        await handler.exchange(LauncherReport(exits=ends))
+        first, second = (one.last_words for one in told)
+        assert re.fullmatch(
+            r"its memory limit is 64Mi\nit used 61 MiB \d+\.\d s before that was seen", first
+        )
+        assert second == "its memory limit is 64Mi"
+
+    scenario(tmp_path, play)
+
+
+def test_the_memory_of_a_worker_is_told_of_no_other_end(tmp_path: Path) -> None:
+    async def play(job: Job, _: LaunchHandler) -> None:
+        told: list[WorkerExit] = []
+        handler = LaunchHandler(job, told.append)
+        wanted = (await handler.exchange(LauncherReport())).workers
+        job.hear(wanted[0], 5, "here", 1).resident_bytes = 61 << 20
+        await handler.exchange(ended(wanted[0], 1, "ValueError"))
+        assert [one.last_words for one in told] == ["ValueError"]
+
+    scenario(tmp_path, play)
+
+
+def test_the_end_of_a_worker_that_was_told_to_end_is_no_news(tmp_path: Path) -> None:
+    async def play(job: Job, _: LaunchHandler) -> None:
+        told: list[WorkerExit] = []
+        handler = LaunchHandler(job, told.append)
+        first, second = (await handler.exchange(LauncherReport())).workers
+        job.scale(1)
+        ends = tuple(WorkerExit(one, ExitReason.PREEMPTED) for one in (first, second))
+        await handler.exchange(LauncherReport(exits=ends))
+        assert told == [ends[0]]
+        # What went wrong is news, whatever was wanted; so is the end of one that hung.
+        failed = WorkerExit(second, ExitReason.FAILED, 1)
+        (third,) = (await handler.exchange(LauncherReport(exits=(failed,)))).workers
+        job.workers.replace(third, job.now())
+        hung = WorkerExit(third, ExitReason.PREEMPTED)
+        await handler.exchange(LauncherReport(exits=(hung,)))
+        assert told == [ends[0], failed, hung]
 
     scenario(tmp_path, play)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from backstay.job_engine.launch import ExitReason
-from backstay.master.kubernetes.pod_exit import end_of_deleted, seen
+from backstay.master.kubernetes.pod_exit import Pull, end_of_deleted, seen
+from backstay.master.kubernetes.worker_pods import LAST_WORDS_MAX, WorkerPods
 from tests.unit.master.kubernetes_pods import (
     condition,
     deleted,
@@ -128,7 +129,16 @@ def test_a_worker_without_memory_tells_its_limit() -> None:
     pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Mi"}}
     end = seen(pod).end
     assert end is not None
-    assert "its memory limit is 64Mi" in end.last_words
+    assert end.last_words.startswith("its memory limit is 64Mi")
+    # Kubernetes gives up to 4 KiB of the log, which are cut off at their beginning.
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "log\n" * 1000
+    pods = WorkerPods()
+    pods.changed(pod, 0.0)
+    (told,) = pods.report().exits
+    assert len(told.last_words) == LAST_WORDS_MAX
+    assert told.last_words.endswith(
+        "its memory limit is 64Mi; kubernetes.worker.limits sets another"
+    )
 
 
 def test_a_sidecar_does_not_keep_a_worker_alive() -> None:
@@ -162,6 +172,35 @@ def test_a_full_node_is_told_from_one_that_does_not_suit(message: str, has_none:
     assert seen(pod).has_no_room is has_none
     assert not seen(condition(pending("w-1"), "PodScheduled", "True")).has_no_room
     assert not seen(running("w-1")).has_no_room
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "failure"),
+    [
+        ("ErrImagePull", 'Head "https://r/v2/": dial tcp: lookup r: no such host', Pull.AWAY),
+        ("ErrImagePull", "dial tcp 127.0.0.1:1: connect: connection refused", Pull.AWAY),
+        ("ErrImagePull", "unexpected status from HEAD request: 503 Service Unavailable", Pull.AWAY),
+        ("ErrImagePull", "toomanyrequests: You have reached your pull rate limit", Pull.AWAY),
+        ("ErrImagePull", 'failed to copy: httpReadSeeker: Get "https://r": EOF', Pull.AWAY),
+        ("ErrImagePull", "net/http: TLS handshake timeout", Pull.AWAY),
+        ("RegistryUnavailable", "", Pull.AWAY),
+        ("ErrImagePull", 'failed to resolve reference "r/b:1": r/b:1: not found', Pull.NOT_THERE),
+        ("ErrImagePull", "reading manifest 1 in r/b: manifest unknown", Pull.NOT_THERE),
+        ("ErrImagePull", "pull access denied, repository does not exist", Pull.NOT_THERE),
+        ("ErrImagePull", "reading manifest: unauthorized: authentication needed", Pull.NOT_THERE),
+        ("ErrImagePull", "failed to extract layer: no space left on device", Pull.OTHER),
+        ("SignatureValidationFailed", "", Pull.OTHER),
+        # The image's own name says nothing.
+        ("ErrImagePull", 'pulling "r/not found/timed out:503": x509: unknown', Pull.OTHER),
+        # Older nodes say no more than this between two tries.
+        ("ImagePullBackOff", 'Back-off pulling image "r/timed-out:503"', None),
+        ("ContainerCreating", "", None),
+    ],
+)
+def test_a_registry_that_is_away_is_told_from_an_image_that_is_not_there(
+    reason: str, message: str, failure: Pull | None
+) -> None:
+    assert seen(pending("w-1", reason, message)).pull is failure
 
 
 def test_an_image_of_a_wrong_signature_is_waited_for_as_one_that_is_not_there() -> None:

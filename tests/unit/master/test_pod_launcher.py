@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
 
 from backstay.errors import KubernetesError
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import JobSpec
-from backstay.master.kubernetes import pod_launcher
+from backstay.master.kubernetes import pod_launcher, worker_pods
 from backstay.master.kubernetes.api import KubernetesApi, ObjectList, WatchEvent
 from backstay.master.kubernetes.names import WORKER_ID
 from backstay.master.kubernetes.objects import spec_in_pods
 from backstay.master.kubernetes.pod_launcher import TOO_OLD, PodLauncher
+from backstay.master.kubernetes.worker_pods import WorkerPods
 from backstay.master.launcher import WorkerProgram
 from tests.unit.master.kubernetes_pods import running, terminated
 
@@ -31,6 +35,11 @@ SPEC = spec_in_pods(
         }
     ),
     ["ps-0:7000"],
+)
+ACCOUNT = "system:serviceaccount:team:backstay-job-master"
+MAY_NOT = (
+    f'Kubernetes: pods is forbidden: User "{ACCOUNT}" cannot %s resource "pods" in API group "" in '
+    'the namespace "team"'
 )
 BROKEN = KubernetesError("a watch of Kubernetes broke")
 AWAY = KubernetesError("Kubernetes does not answer")
@@ -125,3 +134,134 @@ def test_a_worker_that_ends_while_the_api_is_away_is_known_and_replaced_once(
         launcher.close()
     assert api.created.empty()
     assert api.deleted.empty()
+
+
+@contextmanager
+def launched(api: object) -> Iterator[PodLauncher]:
+    launcher = PodLauncher(WorkerProgram(SPEC, {}, "0f8fa"), cast(KubernetesApi, api))
+    try:
+        yield launcher
+    finally:
+        launcher.close()
+
+
+class Forbidding(Api):
+    """Forbids calls until told otherwise."""
+
+    def __init__(self, *verbs: str) -> None:
+        super().__init__([ObjectList((), "1")] * 2, [Watch(), Watch()])
+        self.forbidden = set(verbs)
+        self.error_status = 403
+
+    def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._check("create")
+        return super().create(kind, body)
+
+    def list_objects(self, kind: str, selector: str) -> ObjectList:
+        self._check("list")
+        return super().list_objects(kind, selector)
+
+    def _check(self, verb: str) -> None:
+        if verb in self.forbidden:
+            raise KubernetesError(MAY_NOT % verb, status=self.error_status, reason="Forbidden")
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("verb", "what"),
+    [("create", "no Pod can be made"), ("list", "the Pods of this job cannot be seen")],
+)
+def test_a_right_that_is_missing_is_told_and_tried_until_it_is_there(
+    verb: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_launcher, "RETRY_FIRST_S", 0.01)
+    api = Forbidding(verb)
+    with launched(api) as launcher:
+        launcher.reconcile(["w-0"])
+        eventually(lambda: launcher.trouble() != "")
+        right = f"The ServiceAccount backstay-job-master lacks the right to {verb} pods"
+        assert launcher.trouble().startswith(f"{what}: {MAY_NOT % verb}. {right}")
+        assert "if that lasts 10 minutes and no worker works, the job fails" in launcher.trouble()
+        assert launcher.report().exits == ()
+        api.forbidden.clear()
+
+        def is_made() -> bool:
+            launcher.reconcile(["w-0"])
+            return launcher.report().running == ("w-0",) and not launcher.trouble()
+
+        eventually(is_made)
+
+
+@pytest.mark.parametrize("verb", ["create", "list"])
+def test_a_right_that_does_not_come_is_an_exit_that_another_worker_would_share(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_launcher, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(worker_pods, "FORBIDDEN_MAX_S", 0.2)
+    with launched(Forbidding(verb)) as launcher:
+        launcher.reconcile(["w-0"])
+        eventually(lambda: launcher.report().exits != ())
+        (end,) = launcher.report().exits
+        assert (end.reason, end.code) == (ExitReason.CANNOT_START, EXIT_WRONG_SETTING)
+        assert f"lacks the right to {verb} pods" in end.last_words
+        # Nothing keeps the threads busy after that.
+        plans = count_plans(monkeypatch)
+        threading.Event().wait(0.3)
+        assert len(plans) < 10
+
+
+def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list that each further plan is added to."""
+    plans: list[float] = []
+    plan = WorkerPods.plan
+
+    def counted(pods: WorkerPods, now_s: float) -> Any:
+        plans.append(now_s)
+        return plan(pods, now_s)
+
+    monkeypatch.setattr(WorkerPods, "plan", counted)
+    return plans
+
+
+def test_a_worker_that_ran_out_of_memory_is_followed_by_one_with_more() -> None:
+    document = {
+        "image": "registry/backstay:1",
+        "worker": {"limits": {"memory": "1Gi"}, "requests": {"memory": "512Mi"}},
+        "more_memory": {"factor": 2, "max": "3Gi"},
+    }
+    spec = spec_in_pods(
+        JobSpec.from_mapping(
+            {"name": "a", "model": "m.py", "training": "/a.csv", "kubernetes": document}
+        ),
+        ["ps-0:7000"],
+    )
+    short = terminated("w-0", 137, "OOMKilled")
+    short["spec"]["containers"][0]["resources"] = {"limits": {"memory": "1Gi"}}
+    api = Made([ObjectList((short,), "1")], [Watch()])
+    launcher = PodLauncher(WorkerProgram(spec, {}, "0f8fa"), cast(KubernetesApi, api))
+    try:
+        launcher.reconcile(["w-1"])
+        assert api.resources.get(timeout=LIMIT_S) == {
+            "limits": {"memory": "2048Mi"},
+            "requests": {"memory": "1024Mi"},
+        }
+    finally:
+        launcher.close()
+
+
+class Made(Api):
+    """Keeps what the Pods that are made may use."""
+
+    def __init__(self, lists: list[ObjectList], watches: list[Watch | KubernetesError]) -> None:
+        super().__init__(lists, watches)
+        self.resources: queue.Queue[object] = queue.Queue()
+
+    def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.resources.put(body["spec"]["containers"][0]["resources"])
+        return super().create(kind, body)

@@ -164,7 +164,7 @@ def test_a_server_is_looked_after_and_leaves_in_good_order() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
     assert container["livenessProbe"]["httpGet"] == {"path": "/live", "port": "metrics"}
     wait = container["lifecycle"]["preStop"]["exec"]["command"]
-    assert wait[-3:-1] == ["slots", "--wait"]
+    assert wait[-3:-1] == ["backstay.cli.server_stop", "census"]
     pod = stateful_set(job())["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > int(wait[-1])
     assert pod["automountServiceAccountToken"] is False

@@ -8,15 +8,21 @@ from typing import Any
 
 import pytest
 
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason
+from backstay.master.kubernetes.pod_memory import MoreMemory
+from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
 from backstay.master.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
     FAILED_KEPT,
+    PAUSE_FIRST_S,
     PAUSE_MAX_S,
     PULLING_MAX_S,
+    SETTLED_S,
     STARTING_MAX_S,
     TERMINATING_MAX_S,
     WISH_VALID_S,
+    Forbidden,
     PodPlan,
     WorkerPods,
 )
@@ -24,6 +30,7 @@ from tests.unit.master.kubernetes_pods import (
     condition,
     deleted,
     disrupted,
+    first_ended,
     on_silent_node,
     pending,
     running,
@@ -31,9 +38,14 @@ from tests.unit.master.kubernetes_pods import (
 )
 
 
-def known(*pods: dict[str, Any], wish: tuple[str, ...] = (), priority: str = "") -> WorkerPods:
+def known(
+    *pods: dict[str, Any],
+    wish: tuple[str, ...] = (),
+    priority: str = "",
+    more: MoreMemory | None = None,
+) -> WorkerPods:
     """A launcher's knowledge after its first list."""
-    found = WorkerPods(priority)
+    found = WorkerPods(priority, more)
     found.wish(wish, 0.0)
     found.list_begins()
     found.listed(pods, 0.0)
@@ -221,7 +233,7 @@ def test_after_a_failed_call_all_calls_pause_longer_each_time_up_to_a_limit() ->
         next_s = pods.next_change_s()
         assert next_s is not None
         pods.wish(("w-0",), next_s)
-        assert pods.plan(next_s - 0.01) == ((), ())
+        assert pods.plan(next_s - 0.01) == PodPlan()
         pauses.append(next_s - now_s)
         now_s = next_s
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
@@ -231,6 +243,131 @@ def test_after_a_failed_call_all_calls_pause_longer_each_time_up_to_a_limit() ->
     pods.created("w-0", pending("w-0"), now_s)
     assert pods.trouble(0.0) == ""
     assert deleted_by(pods, now_s) == ["w-9"]
+
+
+def test_a_pause_that_is_over_is_not_waited_for() -> None:
+    pods = known(wish=("w-0",))
+    pods.call_failed("exceeded quota", 0.0)
+    pods.wish((), 0.1)
+    assert pods.plan(PAUSE_FIRST_S) == PodPlan()
+    assert pods.next_change_s() is None
+
+
+RIGHT = 'User "a" cannot create resource "pods"'
+
+
+def refuse(pods: WorkerPods, until_s: float, wish: tuple[str, ...]) -> tuple[float, int]:
+    """Forbid each Pod until then; return the time of the last call, and how many there were."""
+    now_s, last_s, calls = 0.0, 0.0, 0
+    while now_s < until_s:
+        pods.wish(wish, now_s)
+        for worker_id in deleted_by(pods, now_s):
+            pods.told_to_end(worker_id)
+        if made_by(pods, now_s):
+            pods.forbidden(Forbidden.MAKE, RIGHT, now_s)
+            last_s, calls = now_s, calls + 1
+        now_s += 0.5
+    return last_s, calls
+
+
+def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit() -> None:
+    pods = known(running("w-0"), running("w-9"), wish=("w-0", "w-1", "w-2"))
+    pods.forbidden(Forbidden.MAKE, RIGHT, 0.0)
+    assert pods.trouble(0.0) == (
+        f"no Pod can be made: {RIGHT}; if that lasts 10 minutes and no worker works, the job fails"
+    )
+    last_s, calls = refuse(pods, FORBIDDEN_MAX_S, ("w-0", "w-1", "w-2"))
+    # It is tried again all the time, less and less often.
+    assert calls <= 7 + FORBIDDEN_MAX_S / PAUSE_MAX_S
+    assert last_s >= FORBIDDEN_MAX_S - PAUSE_MAX_S
+    assert exits_of(pods) == {}
+    pods.plan(FORBIDDEN_MAX_S)
+    told = {one.worker_id: one for one in pods.report().exits}
+    assert set(told) == {"w-1", "w-2"}
+    for end in told.values():
+        assert (end.reason, end.code) == (ExitReason.CANNOT_START, EXIT_WRONG_SETTING)
+        assert end.last_words == RIGHT
+    assert "w-0" in pods.report().running
+    pods.acknowledge(["w-1", "w-2"])
+    # The next ones have one try each, and nothing is waited for meanwhile.
+    now_s = FORBIDDEN_MAX_S + PAUSE_MAX_S
+    pods.wish(("w-0", "w-3"), now_s)
+    assert made_by(pods, now_s) == ["w-3"]
+    assert exits_of(pods) == {}
+    pods.forbidden(Forbidden.MAKE, RIGHT, now_s)
+    assert exits_of(pods) == {"w-3": ExitReason.CANNOT_START}
+    pods.acknowledge(["w-3"])
+    now_s += PAUSE_MAX_S
+    pods.wish(("w-0", "w-4"), now_s)
+    assert made_by(pods, now_s) == ["w-4"]
+    assert pods.next_change_s() is None
+    # Somebody has given the right.
+    pods.created("w-4", pending("w-4"), now_s)
+    assert exits_of(pods) == {}
+    assert pods.trouble(now_s).startswith("worker w-3 could not be started")
+    pods.changed(running("w-4"), now_s)
+    assert pods.trouble(now_s) == ""
+
+
+def test_a_deletion_that_succeeds_gives_no_more_time_to_a_missing_right() -> None:
+    pods = known(*(running(f"w-{n}") for n in range(9)), wish=("w-0", "w-10"))
+    pods.forbidden(Forbidden.MAKE, RIGHT, 0.0)
+    for number in range(1, 9):
+        pods.told_to_end(f"w-{number}")
+    assert RIGHT in pods.trouble(1.0)
+    pods.plan(FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {"w-10": ExitReason.CANNOT_START}
+
+
+def test_what_held_up_workers_that_nobody_wants_any_more_is_no_news() -> None:
+    pods = known(running("w-0"), wish=("w-0", "w-1"))
+    pods.plan(0.0)
+    pods.forbidden(Forbidden.MAKE, RIGHT, 0.0)
+    pods.wish(("w-0",), 1.0)
+    pods.plan(1.0)
+    assert RIGHT in pods.trouble(SETTLED_S)
+    assert pods.trouble(1.0 + SETTLED_S) == ""
+    # Later ones have all the time again.
+    pods.wish(("w-0", "w-2"), 5 * FORBIDDEN_MAX_S)
+    assert made_by(pods, 5 * FORBIDDEN_MAX_S) == ["w-2"]
+    pods.forbidden(Forbidden.MAKE, RIGHT, 5 * FORBIDDEN_MAX_S)
+    pods.plan(6 * FORBIDDEN_MAX_S - 1)
+    assert exits_of(pods) == {}
+    assert RIGHT in pods.trouble(6 * FORBIDDEN_MAX_S - 1)
+    pods.plan(6 * FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {"w-2": ExitReason.CANNOT_START}
+
+
+def test_a_right_that_comes_in_time_costs_nothing() -> None:
+    pods = known(wish=("w-0",))
+    last_s, _ = refuse(pods, FORBIDDEN_MAX_S - PAUSE_MAX_S, ("w-0",))
+    pods.wish(("w-0",), last_s + PAUSE_MAX_S)
+    assert made_by(pods, last_s + PAUSE_MAX_S) == ["w-0"]
+    pods.created("w-0", pending("w-0"), last_s + PAUSE_MAX_S)
+    assert pods.trouble(FORBIDDEN_MAX_S) == ""
+    pods.plan(2 * FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {}
+
+
+def test_pods_that_may_not_be_seen_cost_workers_after_a_limit() -> None:
+    pods = WorkerPods()
+    pods.wish(("w-0",), 0.0)
+    pods.forbidden(Forbidden.SEE, "cannot list", 5.0)
+    pods.forbidden(Forbidden.SEE, "cannot list", 15.0)
+    assert pods.trouble(15.0).startswith("the Pods of this job cannot be seen: cannot list; ")
+    assert pods.next_change_s() == 5.0 + FORBIDDEN_MAX_S
+    pods.plan(4.0 + FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {}
+    pods.plan(5.0 + FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {"w-0": ExitReason.CANNOT_START}
+    # Somebody gives the right: its Pod was there, and is not wanted any more.
+    pods.acknowledge(["w-0"])
+    pods.wish(("w-1",), 5.0 + FORBIDDEN_MAX_S)
+    pods.list_begins()
+    pods.listed([running("w-0")], 6.0 + FORBIDDEN_MAX_S)
+    assert pods.trouble(6.0 + FORBIDDEN_MAX_S) == ""
+    assert deleted_by(pods, 6.0 + FORBIDDEN_MAX_S) == ["w-0"]
+    assert made_by(pods, 6.0 + FORBIDDEN_MAX_S) == ["w-1"]
 
 
 def test_a_pod_that_the_api_does_not_take_is_an_exit() -> None:
@@ -270,6 +407,39 @@ def test_an_image_that_does_not_come_is_told_at_once_and_counts_after_a_limit() 
     told = "worker w-1 could not be started: ImagePullBackOff: timeout"
     assert pods.trouble(limit_s) == told
     assert pods.report().running == ("w-0",)
+
+
+AWAY = 'failed to do request: Head "https://r/v2/b/1": dial tcp 10.0.0.1:443: connect: refused'
+MISSING = 'failed to resolve reference "r/b:1": r/b:1: not found'
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "code"),
+    [
+        (AWAY, ExitReason.NO_IMAGE, 0),
+        (MISSING, ExitReason.CANNOT_START, EXIT_WRONG_SETTING),
+        ("x509: certificate signed by unknown authority", ExitReason.CANNOT_START, 0),
+    ],
+)
+def test_an_outage_of_the_registry_is_no_failure_and_a_missing_image_is_one(
+    words: str, reason: ExitReason, code: int
+) -> None:
+    pods = known(pending("w-0", "ErrImagePull", words), wish=("w-0",))
+    assert pods.trouble(0.0) == f"1 worker waits for ErrImagePull: {words}"
+    # Older nodes do not repeat what the registry said.
+    pods.changed(pending("w-0", "ImagePullBackOff", 'Back-off pulling image "r/b:1"'), 10.0)
+    pods.plan(PULLING_MAX_S - 1)
+    assert exits_of(pods) == {}
+    pods.plan(PULLING_MAX_S)
+    (end,) = pods.report().exits
+    assert (end.reason, end.code) == (reason, code)
+    assert pods.trouble(PULLING_MAX_S).startswith(f"worker w-0 {reason.value}: ")
+    # What the registry said last counts.
+    pods = known(pending("w-0", "ErrImagePull", AWAY), wish=("w-0",))
+    pods.changed(pending("w-0", "ImagePullBackOff", f"Back-off pulling image: {words}"), 10.0)
+    pods.plan(PULLING_MAX_S)
+    (end,) = pods.report().exits
+    assert (end.reason, end.code) == (reason, code)
 
 
 def test_a_registry_that_is_back_in_time_costs_no_worker() -> None:
@@ -331,6 +501,63 @@ def test_the_share_is_kept_when_a_worker_is_replaced() -> None:
     assert pods.plan(0.0).create == (("w-2", "high"),)
 
 
+GIB = 1024**3
+
+
+def limited(pod: dict[str, Any], memory: str) -> dict[str, Any]:
+    container = {"name": "worker", "resources": {"limits": {"memory": memory}}}
+    return {**pod, "spec": {"containers": [container]}}
+
+
+def out_of_memory(worker_id: str, memory: str, words: str = "") -> dict[str, Any]:
+    return limited(terminated(worker_id, 137, "OOMKilled", words), memory)
+
+
+def test_without_a_word_of_the_job_a_worker_gets_as_much_memory_as_before() -> None:
+    pods = known(limited(running("w-0"), "1Gi"), wish=("w-0", "w-1"))
+    pods.changed(out_of_memory("w-0", "1Gi"), 0.0)
+    assert exits_of(pods) == {"w-0": ExitReason.OUT_OF_MEMORY}
+    assert pods.plan(0.0) == PodPlan((("w-1", ""),), (), 0)
+
+
+def test_after_one_ran_out_of_memory_the_next_workers_get_more_up_to_a_limit() -> None:
+    more = MoreMemory(1.5, 2 * GIB)
+    pods = known(more=more, wish=("w-0", "w-1"))
+    assert pods.plan(0.0).memory == 0
+    pods.changed(limited(running("w-0"), "1Gi"), 0.0)
+    pods.changed(limited(running("w-1"), "1Gi"), 0.0)
+    pods.changed(out_of_memory("w-0", "1Gi", "the log"), 0.0)
+    # Two of the same size teach the same.
+    pods.changed(out_of_memory("w-1", "1Gi"), 0.0)
+    told = "its memory limit is 1024Mi; kubernetes.worker.limits sets another"
+    more_told = "workers that begin from now on may use 1536Mi"
+    assert pods.report().exits[0].last_words == f"the log\n{told}\n{more_told}"
+    pods.acknowledge(["w-0", "w-1"])
+    pods.wish(("w-2",), 0.0)
+    assert pods.plan(0.0) == PodPlan((("w-2", ""),), (), 3 * GIB // 2)
+    # The next job master learns it from the Pods.
+    pods = known(limited(running("w-2"), "1536Mi"), more=more, wish=("w-2", "w-3"))
+    assert pods.plan(0.0).memory == 3 * GIB // 2
+    pods.changed(out_of_memory("w-2", "1536Mi"), 0.0)
+    assert pods.plan(0.0).memory == 2 * GIB
+    # One that is seen only when it is gone counts as well.
+    pods.changed(limited(running("w-3"), "2Gi"), 0.0)
+    pods.deleted(deleted(out_of_memory("w-3", "2Gi")))
+    assert pods.plan(0.0).memory == 2 * GIB
+    (_, last) = pods.report().exits
+    assert last.last_words.endswith("\nkubernetes.more_memory.max allows no more")
+
+
+def test_an_init_container_without_memory_and_other_ends_give_workers_no_more() -> None:
+    pods = known(more=MoreMemory(2.0, 4 * GIB), wish=("w-0", "w-1", "w-2"))
+    pods.changed(limited(first_ended("w-0", 137, "OOMKilled"), "1Gi"), 0.0)
+    pods.changed(limited(terminated("w-1", 1, "Error"), "1Gi"), 0.0)
+    # It had no limit: its node had no more.
+    pods.changed(terminated("w-2", 137, "OOMKilled"), 0.0)
+    assert set(exits_of(pods)) == {"w-0", "w-1", "w-2"}
+    assert pods.plan(0.0).memory == GIB
+
+
 class Calls:
     """Carries out plans as the API would, and counts the calls."""
 
@@ -341,7 +568,7 @@ class Calls:
 
     def settle(self) -> None:
         """Go on until nothing is left to do; the watch tells of each Pod what became of it."""
-        while any(plan := self.pods.plan(0.0)):
+        while (plan := self.pods.plan(0.0)) != PodPlan():
             self.plans += 1
             assert len(plan.create) + len(plan.delete) <= CALLS_AT_ONCE
             for worker_id, _ in plan.create:

@@ -14,7 +14,7 @@ from backstay.consensus import ClusterMirror
 from backstay.consensus.records.settings import ClusterSettings
 from backstay.errors import CheckpointUnavailable
 from backstay.pserver.checkpoints import schedule
-from backstay.pserver.checkpoints.schedule import CheckpointSchedule, Since, is_due
+from backstay.pserver.checkpoints.schedule import CheckpointSchedule, SinceCheckpoint, is_due
 from backstay.pserver.checkpoints.writing import group_slots
 from backstay.pserver.client.inspection import _checkpoint_trouble
 from backstay.pserver.metrics.figures import ControlFigures
@@ -24,17 +24,17 @@ from tests.unit.memory_nodes import KEYS
 @pytest.mark.parametrize(
     ("every_s", "every_pushes", "since", "due"),
     [
-        (0, 0, Since(1e9, 10**12), False),
-        (60, 0, Since(59.9, 10**12), False),
-        (60, 0, Since(60.0, 0), True),
-        (0, 1000, Since(1e9, 999), False),
-        (0, 1000, Since(0.0, 1000), True),
-        (60, 1000, Since(60.0, 1), True),
-        (60, 1000, Since(1.0, 1000), True),
+        (0, 0, SinceCheckpoint(1e9, 10**12), False),
+        (60, 0, SinceCheckpoint(59.9, 10**12), False),
+        (60, 0, SinceCheckpoint(60.0, 0), True),
+        (0, 1000, SinceCheckpoint(1e9, 999), False),
+        (0, 1000, SinceCheckpoint(0.0, 1000), True),
+        (60, 1000, SinceCheckpoint(60.0, 1), True),
+        (60, 1000, SinceCheckpoint(1.0, 1000), True),
     ],
 )
 def test_a_checkpoint_is_due_by_time_or_by_pushes(
-    every_s: int, every_pushes: int, since: Since, due: bool
+    every_s: int, every_pushes: int, since: SinceCheckpoint, due: bool
 ) -> None:
     settings = ClusterSettings(
         checkpoint_url="/ckpt", checkpoint_every_s=every_s, checkpoint_every_pushes=every_pushes
@@ -43,7 +43,7 @@ def test_a_checkpoint_is_due_by_time_or_by_pushes(
 
 
 def test_without_a_folder_none_is_due() -> None:
-    assert not is_due(ClusterSettings(checkpoint_every_s=1), Since(10.0, 0))
+    assert not is_due(ClusterSettings(checkpoint_every_s=1), SinceCheckpoint(10.0, 0))
 
 
 def test_slots_are_grouped_in_their_order_up_to_a_limit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,10 +22,12 @@ class Calls:
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.meanwhile = meanwhile
         self.went: list[str] = []
+        self.signs: list[job_pb2.RenewLeasesRequest] = []
 
     def call_on_stream(self, ask: Callable[..., Any], **_: Any) -> Any:
         self.went.append("stream")
-        return ask(SimpleNamespace(GetTask=self.give, Complete=self.take), 1.0)
+        answers = {"GetTask": self.give, "Complete": self.take, "RenewLeases": self.renew}
+        return ask(SimpleNamespace(**answers), 1.0)
 
     def call(self, ask: Callable[..., Any], **_: Any) -> Any:
         self.went.append("alone")
@@ -34,6 +37,12 @@ class Calls:
         self.meanwhile()
         lease = job_pb2.TaskLease(kind=job_pb2.TASK_KIND_TRAINING, round=1, number=0, attempt=1)
         return job_pb2.GetTaskResponse(task=job_pb2.Task(lease=lease, shard="a", count=4))
+
+    def renew(
+        self, request: job_pb2.RenewLeasesRequest, timeout: float
+    ) -> job_pb2.RenewLeasesResponse:
+        self.signs.append(request)
+        return job_pb2.RenewLeasesResponse(task_lease_ttl_ms=2000)
 
     def take(self, _: job_pb2.CompleteRequest, timeout: float) -> job_pb2.CompleteResponse:
         return job_pb2.CompleteResponse(first=True)
@@ -73,3 +82,20 @@ def test_what_is_long_does_not_hold_up_signs_of_life() -> None:
     outputs = EvaluationOutputs(predictions=many, labels=many, records=len(many))
     assert link.complete(task, batches=1, examples=4, outputs=outputs)
     assert calls.went == ["stream", "stream", "alone"]
+
+
+def test_a_sign_of_life_tells_the_memory_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls()
+    link = link_with(calls)
+    link._keep_once()
+    more = np.ones(100 << 20, dtype=np.uint8)
+    link._keep_once()
+    before, after = (one.resident_bytes for one in calls.signs)
+    assert 80 << 20 < after - before < 120 << 20
+    del more
+    # Elsewhere than on Linux it is not known.
+    monkeypatch.setattr(master_link, "STATM", tmp_path / "none")
+    link._keep_once()
+    assert calls.signs[-1].resident_bytes == 0

@@ -319,7 +319,7 @@ impl Replica {
             self.distrust(node);
         }
         let why = match reason {
-            Refuse::OldTerm => Refusal::RolledBack("this node is master no more".into()),
+            Refuse::OldTerm => Refusal::RolledBack("this node is no longer the master".into()),
             Refuse::Gap | Refuse::NoCopy => Refusal::RolledBack(format!(
                 "backup {} has fallen behind",
                 self.routing.name(node)

@@ -72,6 +72,8 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     """It needed more memory than it may have."""
     EXIT_REASON_CANNOT_START: _ExitReason.ValueType  # 7
     """No process of it ever ran."""
+    EXIT_REASON_NO_IMAGE: _ExitReason.ValueType  # 8
+    """No process of it ever ran, because the registry of its image did not answer."""
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """Why a worker's process ended."""
@@ -91,6 +93,8 @@ EXIT_REASON_OUT_OF_MEMORY: ExitReason.ValueType  # 6
 """It needed more memory than it may have."""
 EXIT_REASON_CANNOT_START: ExitReason.ValueType  # 7
 """No process of it ever ran."""
+EXIT_REASON_NO_IMAGE: ExitReason.ValueType  # 8
+"""No process of it ever ran, because the registry of its image did not answer."""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final
@@ -479,6 +483,7 @@ class RenewLeasesRequest(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     WAITING_MS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     examples: _builtins.int
     """Since the process began."""
     steps: _builtins.int
@@ -486,6 +491,8 @@ class RenewLeasesRequest(_message.Message):
     """Running mean of the last batches; not set: none yet."""
     waiting_ms: _builtins.int
     """How long it has been waiting for other workers; 0: it does not. And for whom, if it knows."""
+    resident_bytes: _builtins.int
+    """Memory of its process that is in use (the resident set); 0: not known."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
@@ -502,10 +509,11 @@ class RenewLeasesRequest(_message.Message):
         loss: _builtins.float | None = ...,
         waiting_ms: _builtins.int = ...,
         waits_for: _abc.Iterable[_builtins.str] | None = ...,
+        resident_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "leases", b"leases", "loss", b"loss", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "leases", b"leases", "loss", b"loss", "resident_bytes", b"resident_bytes", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1079,6 +1087,7 @@ class WorkerStatus(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     SILENT_MS_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     instance: _builtins.int
     host: _builtins.str
@@ -1092,6 +1101,8 @@ class WorkerStatus(_message.Message):
     """Milliseconds since it was heard of."""
     note: _builtins.str
     """What people should know of it, such as whom it waits for; empty: nothing."""
+    resident_bytes: _builtins.int
+    """Memory of its process that was in use when it was heard of; 0: not known."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tasks that it has leases of, as kind-round-number."""
@@ -1110,10 +1121,11 @@ class WorkerStatus(_message.Message):
         loss: _builtins.float | None = ...,
         silent_ms: _builtins.int = ...,
         note: _builtins.str = ...,
+        resident_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "note", b"note", "pid", b"pid", "silent_ms", b"silent_ms", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "note", b"note", "pid", b"pid", "resident_bytes", b"resident_bytes", "silent_ms", b"silent_ms", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -22,9 +22,9 @@ class TimerEvents(JobCore):
     """The events of time."""
 
     def expire(self) -> float | None:
-        """Take back the tasks whose leases have expired, and act on stalled workers.
+        """Expire the leases that were not renewed in time: their tasks may go to others.
 
-        Workers that were silent for long are forgotten.
+        It also acts on stalled workers, and forgets workers that were silent for long.
 
         Returns:
             A time before which none of today's leases expires; None: there is no lease.

@@ -14,7 +14,7 @@ from backstay.errors import BackstayError, InvalidRequest, JobRefused, TableConf
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.known_workers import KnownWorker
-from backstay.job_engine.launch import LauncherReport, WorkerExit, WorkerWish
+from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 from backstay.logs import message_of
 
 __all__ = ["WorkerEvents"]
@@ -136,19 +136,22 @@ class WorkerEvents(JobCore):
             self._worker_ended(end)
         # No worker has the program running, so others would end in the same way.
         if wrong and not self.known.have_program():
-            self.end("failed", f"the model file or a setting is wrong: {wrong}")
+            self.end("failed", wrong)
         self._replace_hanging(report.running)
         if self.workers.failed:
             self.end("failed", self.workers.failed)
 
     def _wrong_setting(self, exits: Iterable[WorkerExit]) -> str:
-        """Return what a worker said that ended because of a wrong setting; empty: none did."""
+        """Return why a worker ended that would end so again; empty: none did."""
         wrong = ""
         for end in exits:
             # A launcher tells old exits again to a new job master.
             if end.code == EXIT_WRONG_SETTING and self.workers.has_place(end.worker_id):
                 said = message_of(end.last_words.strip().rpartition("\n")[2])
-                wrong = said[-LAST_WORDS_MAX:] or end.how
+                what = "the model file or a setting is wrong"
+                if end.reason is ExitReason.CANNOT_START:
+                    what = "no worker can be started"
+                wrong = f"{what}: {said[-LAST_WORDS_MAX:] or end.how}"
         return wrong
 
     def _worker_ended(self, end: WorkerExit) -> None:
