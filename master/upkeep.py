@@ -31,7 +31,7 @@ class RowUpkeep:
     """The upkeep of one job's rows; belongs to one event loop."""
 
     def __init__(self, job: Job, name: str, directory: Directory, config: ClientConfig) -> None:
-        """Prepare; from now on the job's checkpoints and its end wait for it.
+        """Prepare; from now on the job's rounds, checkpoints and its end wait for it.
 
         Args:
             job: The job.

@@ -36,7 +36,7 @@ __all__ = [
 
 # A table of any size is done by then; a server that does not answer for so long is to be seen to.
 LIMIT_MS = 600_000
-PERIOD_MAX = 2**63 - 1
+PERIOD_MAX = 2**48 - 1
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def decay_now(native: DataClient, spec: TableSpec, period: int, rate: float | No
     """Decay shows and clicks of a table; see ``Client.decay``."""
     if not spec.keeps_show_and_click:
         raise InvalidRequest(f"table {spec.name} keeps no shows and clicks: there is none to decay")
-    if rate is not None and not 0.0 < rate <= 1.0:
-        raise InvalidRequest(f"rate is {rate!r}: a number above 0, at most 1")
+    if rate is not None and not 0.0 < rate < 1.0:
+        raise InvalidRequest(f"rate is {rate!r}: a number above 0 and below 1")
     return native.decay(table_id(spec.name), period=period, deadline_ms=LIMIT_MS, rate=rate)
 
 

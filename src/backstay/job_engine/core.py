@@ -31,8 +31,6 @@ from backstay.schedule.rounds import RoundId
 __all__ = ["JobCore"]
 
 SCALINGS_KEPT = 5
-# Passes of a job that its periods have room for.
-PASSES_MAX = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +192,8 @@ class JobCore:
         return PassUpkeep(
             pass_number,
             self.state.starts,
-            self.identity.created_ms // 1000 * PASSES_MAX + min(pass_number, PASSES_MAX - 1),
+            # No pass is over in a millisecond, so a job that is made later has later ones.
+            self.identity.created_ms + pass_number,
             began if lifetime.unseen_passes else None,
         )
 

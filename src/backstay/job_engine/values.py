@@ -231,8 +231,9 @@ class PassUpkeep(NamedTuple):
     Attributes:
         pass_number: Which pass has ended.
         start: Of the job: an upkeep that was begun under another one does not count.
-        period: Of the decay: the same for this pass of this job whoever asks, and above that of
-            each pass before and of each job that was made before.
+        period: Of the decay, in milliseconds of Unix time: the same for this pass of this job
+            whoever asks, above that of each pass before and of each job that ended before this one
+            was made.
         unseen_since_s: Rows that no push has named since this Unix time are to expire; None: none.
     """
 

@@ -35,7 +35,7 @@ class RoundEvents(JobCore):
         while not self.is_over:
             wanted = self.schedule.open_rounds
             self.rounds.cut_others(self.schedule.kept_rounds, self.schedule.reason)
-            ended = [self._bring(round_id) for round_id in wanted]
+            ended = [self._bring(round_id) for round_id in wanted if self._may_open(round_id)]
             due = [one for one in ended if one is not None and one.is_evaluation]
             over = [one for one in ended if one is not None and not one.is_evaluation]
             for opened in over:
@@ -57,6 +57,10 @@ class RoundEvents(JobCore):
         self._end_with_schedule()
         self.rounds.drop_finished(self.schedule.kept_rounds)
         return due
+
+    def _may_open(self, round_id: RoundId) -> bool:
+        """Whether a round is open, or nothing is to be done to the rows before it begins."""
+        return self.upkeep_due is None or self.rounds.get(round_id) is not None
 
     def _bring(self, round_id: RoundId) -> OpenRound | None:
         """Open a round unless it is open; returns it if it is over."""
@@ -80,8 +84,7 @@ class RoundEvents(JobCore):
         if self.unix_s is None or not kept:
             return {}
         starts = {**self.state.pass_starts, str(begun): int(self.unix_s())}
-        # One more: this pass may begin before the rows are seen to for the pass before.
-        return {name: at for name, at in starts.items() if begun - kept <= int(name) <= begun}
+        return {name: at for name, at in starts.items() if begun - kept < int(name) <= begun}
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
         """Take the metrics of an evaluation whose tasks are all over."""

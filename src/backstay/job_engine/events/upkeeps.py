@@ -19,7 +19,7 @@ class UpkeepEvents(JobCore):
     """The events of the upkeep of rows."""
 
     def keep_rows(self, unix_s: Callable[[], float]) -> None:
-        """Have ``upkeep_due`` tell what is to be done; checkpoints and the end wait for it.
+        """Have ``upkeep_due`` tell what is to be done; rounds, checkpoints and the end wait for it.
 
         Args:
             unix_s: Unix time.
