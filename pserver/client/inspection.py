@@ -307,6 +307,7 @@ class ClusterInspection(ClusterChannels):
                         "bytes": 0,
                         "counters": 0,
                         "counter_bytes": 0,
+                        "row_bytes": table.row_bytes,
                         "spec": json.loads(table.spec_json),
                         "revision": table.revision,
                     },

@@ -133,23 +133,25 @@ def expire(
                 score_below=score_below,
                 norm_below=norm_below,
             )
-    report = _expiry_report(name, expired, dry_run)
+    # Each row has the same memory, so it does not matter which are gone by now.
+    found = ask(options, ClusterInspection.tables, as_json=as_json)["tables"]
+    row_bytes = next((one["row_bytes"] for one in found if one["name"] == name), 0)
+    report = _expiry_report(name, expired, row_bytes, dry_run)
     if as_json:
         print_json(report)
     else:
         _show_expiry(report)
 
 
-def _expiry_report(name: str, expired: Expired, dry_run: bool) -> dict[str, Any]:
+def _expiry_report(name: str, expired: Expired, row_bytes: int, dry_run: bool) -> dict[str, Any]:
     reasons = {"unseen": expired.unseen, "score": expired.score, "norm": expired.norm}
     return {
         "table": name,
         "dry_run": dry_run,
         "rows": expired.rows,
-        "bytes": expired.rows * expired.row_bytes,
+        "bytes": expired.rows * row_bytes,
         "by_reason": {
-            reason: {"rows": rows, "bytes": rows * expired.row_bytes}
-            for reason, rows in reasons.items()
+            reason: {"rows": rows, "bytes": rows * row_bytes} for reason, rows in reasons.items()
         },
         "counters": expired.counters,
         "slots": expired.slots,

@@ -99,7 +99,7 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
 
     def _message(self, table: KnownTable) -> tables_pb2.Table:
         rows, master_rows, size_bytes = self._data_server.table_usage(table.name)
-        counters, counter_bytes = self._counters(table)
+        counters, counter_bytes, row_bytes = self._of_lifetime(table)
         return tables_pb2.Table(
             name=table.name,
             id=table.id,
@@ -110,13 +110,14 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
             revision=table.revision,
             counters=counters,
             counter_bytes=counter_bytes,
+            row_bytes=row_bytes,
         )
 
-    def _counters(self, table: KnownTable) -> tuple[int, int]:
-        """Return how many counters of keys without a row this node has, and their memory."""
+    def _of_lifetime(self, table: KnownTable) -> tuple[int, int, int]:
+        """Return counters of keys without a row on this node, their memory, and that of a row."""
         if "lifetime" not in json.loads(table.spec_json):
-            return 0, 0
+            return 0, 0, 0
         for told in json.loads(self._data_server.tables_json()):
             if told["id"] == table.id:
-                return told["counters"], told["counter_bytes"]
-        return 0, 0
+                return told["counters"], told["counter_bytes"], told["row_bytes"]
+        return 0, 0, 0

@@ -67,15 +67,13 @@ class Expired:
         unseen: Rows that no push has named for too long.
         score: Rows whose score is too low.
         norm: Rows whose weights have too low a norm.
-        row_bytes: Memory of one row, on one copy.
-        counters: Counters of keys that are not admitted, forgotten because they are old.
+        counters: Counters of keys without a row, forgotten because they are old; 0 in a dry run.
         slots: How many slots have done it.
     """
 
     unseen: int
     score: int
     norm: int
-    row_bytes: int
     counters: int
     slots: int
 

@@ -211,7 +211,7 @@ def test_rows_are_admitted_decay_and_expire_as_the_model_says(
         assert weights(client, "scored") == model.weights(), "a dry run changes nothing"
         done = told(cluster, "tables", "expire", "scored")
         assert done["rows"] == len(low)
-        assert done["bytes"] == len(low) * (done["by_reason"]["score"]["bytes"] // max(len(low), 1))
+        assert done["bytes"] == len(low) * table_of(cluster, "scored")["row_bytes"]
         for key in low:
             del model.rows[key]
         expired += len(low)

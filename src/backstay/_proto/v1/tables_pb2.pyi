@@ -60,6 +60,7 @@ class Table(_message.Message):
     MASTER_ROWS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     COUNTER_BYTES_FIELD_NUMBER: _builtins.int
+    ROW_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     id: _builtins.int
     """A fixed hash of the name, under which the table travels on the data plane."""
@@ -79,6 +80,8 @@ class Table(_message.Message):
     and their memory.
     """
     counter_bytes: _builtins.int
+    row_bytes: _builtins.int
+    """Of a table with a lifetime: memory of one row, with its key and its place in the index."""
     def __init__(
         self,
         *,
@@ -91,10 +94,11 @@ class Table(_message.Message):
         master_rows: _builtins.int = ...,
         counters: _builtins.int = ...,
         counter_bytes: _builtins.int = ...,
+        row_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "counter_bytes", b"counter_bytes", "counters", b"counters", "id", b"id", "master_rows", b"master_rows", "name", b"name", "revision", b"revision", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "counter_bytes", b"counter_bytes", "counters", b"counters", "id", b"id", "master_rows", b"master_rows", "name", b"name", "revision", b"revision", "row_bytes", b"row_bytes", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
