@@ -14,7 +14,7 @@ from typing import Any
 
 from backstay.errors import LimitExceeded, TableConflict, UnknownTable
 from backstay.listing import listed
-from backstay.pserver.tables.settings import NON_FINITE, shown_policy
+from backstay.pserver.tables.settings import NON_FINITE, lifetime_settings, shown_policy
 
 __all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
 
@@ -237,6 +237,8 @@ def _assignments(present: dict[str, Any], wanted: dict[str, Any]) -> str:
     words = [f"{name}={_shown(after[name])}" for name in after if after[name] != before[name]]
     if present[NON_FINITE] != wanted[NON_FINITE]:
         words.append(f"{NON_FINITE}={shown_policy(wanted[NON_FINITE])}")
+    old, new = lifetime_settings(present), lifetime_settings(wanted)
+    words += [f"{name}={_word(new[name])}" for name in new if new[name] != old[name]]
     return " ".join(words)
 
 
@@ -249,3 +251,7 @@ def _few(lines: list[str]) -> str:
 
 def _shown(value: object) -> str:
     return "nothing" if value is _ABSENT else json.dumps(value)
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

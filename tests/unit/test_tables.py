@@ -20,14 +20,21 @@ from backstay.tables import (
     Adagrad,
     Adam,
     AdamW,
+    AdmitAfter,
+    AdmitByScore,
+    AdmitWithProbability,
+    Capacity,
     Clip,
     Constant,
     Dense,
+    Expiry,
+    Lifetime,
     Momentum,
     Normal,
     Optimizer,
     Refuse,
     RMSProp,
+    Score,
     Sparse,
     TableSpec,
     TruncatedNormal,
@@ -57,6 +64,41 @@ SPECS = [
     TableSpec.sparse("o7", 1, optimizer=FTRL(0.05, l1=1.0, l2=2)),
     TableSpec.sparse("n1", 1, non_finite=Clip(10)),
     TableSpec.sparse("n2", 1, non_finite=Refuse()),
+    TableSpec.sparse("l1", 1, lifetime=Lifetime(AdmitAfter(2), "zeros")),
+    TableSpec.sparse("l2", 1, lifetime=Lifetime(AdmitAfter(100, 65_536), expiry=Expiry(5))),
+    TableSpec.sparse("l3", 1, lifetime=Lifetime(AdmitWithProbability(0.1))),
+    TableSpec.sparse("l4", 1, lifetime=Lifetime(AdmitByScore(2), score=Score(0.5, 3, 0.9, 60))),
+    TableSpec.sparse("l5", 1, lifetime=Lifetime(expiry=Expiry(9, 0.5, 1e-3, 60))),
+    TableSpec.sparse("l6", 1, lifetime=Lifetime(capacity=Capacity(16, evict="least_frequent"))),
+    TableSpec.sparse("l7", 1, lifetime=Lifetime(capacity=Capacity(bytes=1 << 30))),
+    TableSpec.sparse("l8", 1, lifetime=Lifetime(capacity=Capacity(99, evict="lowest_score"))),
+]
+
+# Policies that contradict themselves, as JSON; both languages refuse them, naming this.
+CONTRADICTIONS = [
+    ("{}", "lifetime"),
+    ('{"unadmitted": "zeros", "expiry": {"norm_below": 1}}', "unadmitted"),
+    ('{"admission": {"after": {"occurrences": 1}}}', "occurrences"),
+    ('{"admission": {"after": {"occurrences": 65536}}}', "occurrences"),
+    ('{"admission": {"after": {"occurrences": 101, "filter_bytes": 65536}}}', "occurrences"),
+    ('{"admission": {"after": {"occurrences": 2, "filter_bytes": 65535}}}', "filter_bytes"),
+    ('{"admission": {"probability": {"probability": 1}}}', "probability"),
+    ('{"admission": {"probability": {"probability": 0}}}', "probability"),
+    ('{"admission": {"score": {"at_least": 0}}}', "at_least"),
+    ('{"admission": {"score": {"at_least": 2}}, "expiry": {"score_below": 3}}', "score_below"),
+    ('{"expiry": {}}', "xpiry"),
+    ('{"expiry": {"every_seconds": 5}}', "threshold"),
+    ('{"expiry": {"unseen_seconds": 0}}', "unseen_seconds"),
+    ('{"expiry": {"unseen_seconds": 2147483648}}', "unseen_seconds"),
+    ('{"expiry": {"norm_below": 0}}', "norm_below"),
+    ('{"capacity": {}}', "apacity"),
+    ('{"capacity": {"rows": 16, "bytes": 1024}}', "apacity"),
+    ('{"capacity": {"rows": 15}}', "rows"),
+    ('{"capacity": {"bytes": 1023}}', "bytes"),
+    ('{"expiry": {"norm_below": 1}, "score": {}}', "score"),
+    ('{"expiry": {"score_below": 1}, "score": {"decay": 0}}', "decay"),
+    ('{"expiry": {"score_below": 1}, "score": {"click_coefficient": -1}}', "click_coefficient"),
+    ('{"expiry": {"score_below": 1}, "score": {"decay_every_seconds": 5}}', "decay_every_seconds"),
 ]
 
 
@@ -64,6 +106,47 @@ SPECS = [
 def test_json_round_trip(spec: TableSpec) -> None:
     assert TableSpec.from_json(spec.to_json()) == spec
     assert hash(TableSpec.from_json(spec.to_json())) == hash(spec)
+
+
+@pytest.mark.parametrize(("lifetime", "field"), CONTRADICTIONS)
+@pytest.mark.parametrize("read", [TableSpec.from_json, _native.canonical_table])
+def test_policies_that_contradict_themselves_are_refused_by_name(
+    read: Callable[[str], object], lifetime: str, field: str
+) -> None:
+    text = (
+        '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"sgd": {}}, '
+        f'"lifetime": {lifetime}}}'
+    )
+    with pytest.raises(ConfigError) as raised:
+        read(text)
+    assert field in str(raised.value)
+    assert "allowed" in str(raised.value)
+
+
+@pytest.mark.parametrize("read", [TableSpec.from_json, _native.canonical_table])
+def test_a_dense_table_has_no_lifetime(read: Callable[[str], object]) -> None:
+    text = (
+        '{"name": "t", "kind": {"dense": {"shape": [2]}}, "optimizer": {"sgd": {}}, '
+        '"lifetime": {"expiry": {"norm_below": 1}}}'
+    )
+    with pytest.raises(ConfigError, match=r"lifetime is set; allowed: .*one in a dense table"):
+        read(text)
+
+
+def test_a_row_keeps_the_statistics_that_its_policy_uses() -> None:
+    statistics = {spec.name: spec.statistics for spec in SPECS if spec.lifetime is not None}
+    assert statistics == {
+        "l1": (),
+        "l2": ("last_seen",),
+        "l3": (),
+        "l4": ("show", "click"),
+        "l5": ("last_seen", "show", "click"),
+        "l6": ("frequency",),
+        "l7": ("last_seen",),
+        "l8": ("show", "click"),
+    }
+    assert SPECS[-1].state_elements == SPECS[-1].optimizer.state_elements(1) + 2
+    assert "lifetime" not in SPECS[0].to_json()
 
 
 def test_missing_fields_take_their_defaults() -> None:

@@ -5,7 +5,7 @@
 //! can drive them.
 //!
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
-//! [`optimizer`], [`storage`] and [`gradient`] work on single rows; [`row_map`] holds the rows
+//! [`optimizer`], [`storage`], [`gradient`] and [`life`] work on single rows; [`row_map`] holds the rows
 //! of one slot, with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows of many slots;
 //! [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
@@ -20,6 +20,7 @@ pub mod error;
 pub mod gradient;
 pub mod hash;
 pub mod initializer;
+pub mod life;
 pub mod marks;
 pub mod optimizer;
 mod prefetch;

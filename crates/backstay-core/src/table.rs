@@ -4,6 +4,7 @@
 //! in small blocks of three steps (ask for the index line, ask for the row, use it), so that
 //! misses overlap instead of queueing.
 
+mod live;
 mod transfer;
 
 use std::sync::Arc;
@@ -17,6 +18,8 @@ use crate::spec::{TableKind, TableSpec};
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
+use live::Live;
+pub(crate) use live::Moment;
 pub use transfer::{PlainRows, RowLayout, SlotRows};
 
 /// Keys that are looked up together.
@@ -42,7 +45,12 @@ pub struct Table {
     maps: Vec<RowMap>,
     elements: usize,
     weight_words: usize,
+    /// Of the optimizer.
+    optimizer_words: usize,
+    /// Of the optimizer, and the statistics behind them.
     state_words: usize,
+    /// What its lifetime does, if it has one.
+    live: Option<Live>,
     allocated_bytes: usize,
     rows: usize,
 }
@@ -55,7 +63,12 @@ impl Table {
         Self {
             id: table_id(&spec.name),
             initializer: RowInitializer::new(&spec),
-            state_words: optimizer.state_elements(elements),
+            optimizer_words: optimizer.state_elements(elements),
+            state_words: spec.state_words(),
+            live: spec
+                .lifetime
+                .as_ref()
+                .map(|one| Live::new(&spec, one, space)),
             weight_words: storage::weight_words(spec.storage, elements),
             spec,
             space,
@@ -91,12 +104,16 @@ impl Table {
     /// Take over other settings of the optimizer and of the policy for gradients; they fit, see
     /// [`TableSpec::fixed_difference`].
     pub(crate) fn change_settings(&mut self, spec: &Arc<TableSpec>) {
+        self.live = spec
+            .lifetime
+            .as_ref()
+            .map(|one| Live::new(spec, one, self.space));
         self.spec = Arc::clone(spec);
     }
 
     /// Refuse settings under which rows of this table cannot be changed.
     pub fn check_stamp(&self, stamp: Option<&Optimizer>) -> Result<(), Refusal> {
-        let fits = |stamp: &Optimizer| stamp.state_elements(self.elements) == self.state_words;
+        let fits = |stamp: &Optimizer| stamp.state_elements(self.elements) == self.optimizer_words;
         if stamp.is_some_and(fits) {
             return Ok(());
         }
@@ -106,25 +123,29 @@ impl Table {
         )))
     }
 
-    /// 32-bit words of optimizer state behind a row's weights.
+    /// 32-bit words of optimizer state and statistics behind a row's weights.
     pub fn state_elements(&self) -> usize {
         self.state_words
     }
 
-    /// Refuse values that do not fill one row for each key, and a delete of blocks of a dense table.
+    /// Refuse values that do not fill one row for each key, a delete of blocks of a dense table, and
+    /// what a table's lifetime does not have.
     pub fn check_shape(&self, batch: &Batch, change: Change) -> Result<(), Refusal> {
         let (keys, values) = (batch.keys().len(), batch.values().len());
-        if change == Change::Delete {
-            return self.check_delete(values);
+        match change {
+            Change::Delete => return self.check_delete(values),
+            Change::Observe { .. } | Change::Expire(_) | Change::Decay { .. } => {
+                self.check_lifetime(change)?;
+            }
+            Change::Update { .. } | Change::Assign { .. } | Change::Close => {}
         }
-        if values == keys * self.elements {
+        let wanted = keys * change.values(self.elements);
+        if values == wanted {
             return Ok(());
         }
         Err(Refusal::InvalidRequest(format!(
-            "table {} has rows of {} elements: {keys} keys need {} values, {values} came",
-            self.spec.name,
-            self.elements,
-            keys * self.elements
+            "table {} has rows of {} elements: {keys} keys need {wanted} values, {values} came",
+            self.spec.name, self.elements,
         )))
     }
 
@@ -193,6 +214,7 @@ impl Table {
                         let words = &map.values(row)[..self.weight_words];
                         storage::decode(self.spec.storage, words, row_out);
                     }
+                    None if self.reads_zeros() => row_out.fill(0.0),
                     None => self.initial_weights(key, row_out),
                 }
             }
@@ -223,12 +245,14 @@ impl Table {
                 self.assign(keys, values, only_if_absent, optimizer);
             }
             Change::Delete => return self.remove(keys),
+            // Of tables with a lifetime: `write_live` does them.
+            Change::Observe { .. } | Change::Expire(_) | Change::Decay { .. } => {}
             Change::Close => {}
         }
         0
     }
 
-    /// Remove the rows of `keys`; how many there were.
+    /// Remove the rows of `keys`, all in slots of this range; how many there were.
     pub(super) fn remove(&mut self, keys: &[u64]) -> u64 {
         if self.maps.is_empty() {
             return 0;

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use backstay_core::engine::SlotMemory;
 use backstay_core::error::Refusal;
 use backstay_core::hash::SlotSpace;
+use backstay_core::life::Thresholds;
 use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::message::{Message, Refuse, SlotOrder};
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
-use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
+use backstay_core::transaction::{Batch, Change, StagedRun, Stamp, Transaction};
 use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame, Purpose};
 use backstay_core::wire::HEADER_BYTES;
 
@@ -109,6 +110,7 @@ fn messages() -> Vec<Message> {
             },
         )],
         closed: vec![stream(2), stream(3)],
+        time: 12,
     };
     let rows = (vec![1, 2, 3], vec![0.5; 3 * DIM], vec![0.25; 3]);
     vec![
@@ -327,6 +329,53 @@ fn a_prepare_of_a_delete_carries_keys_and_no_values() {
     });
     assert!(transaction.batch.keys().iter().eq(sent));
     assert!(transaction.batch.values().is_empty());
+}
+
+#[test]
+fn a_prepare_carries_the_stamp_of_its_master_and_what_it_is_to_do() {
+    let (push, places) = push();
+    let thresholds = Thresholds {
+        unseen_seconds: Some(5),
+        norm_below: Some(0.5),
+        ..Thresholds::default()
+    };
+    for (change, width) in [
+        (Change::Expire(thresholds), 0),
+        (Change::Decay { rate: 0.5 }, 0),
+        (
+            Change::Observe {
+                learning_rate_scale: 0.5,
+            },
+            DIM + 2,
+        ),
+    ] {
+        let keys = push.batch.keys();
+        let batch = Batch::new(keys, &vec![1.0; keys.len() * width]);
+        let mut sent = Transaction::new(space(), push.id, 8, 77, change, batch).unwrap();
+        sent.optimizer = push.optimizer;
+        sent.stamp = Stamp {
+            time: u32::MAX - 1,
+            share: 77,
+        };
+        let message = Message::Prepare {
+            number: 1,
+            lsn: 2,
+            decided: 1,
+            places: places.clone(),
+            transaction: Arc::new(sent.clone()),
+        };
+        let (meta, body) = bytes(&encode(&message));
+        let PeerFrame::Message(Message::Prepare { transaction, .. }) = read(&meta, &body).unwrap()
+        else {
+            panic!("no prepare came back");
+        };
+        assert_eq!(
+            (transaction.change, transaction.stamp),
+            (change, sent.stamp)
+        );
+        let keys = transaction.batch.keys().len();
+        assert_eq!(transaction.batch.values().len(), keys * width);
+    }
 }
 
 /// A frame that is cut, or whose places do not fit its keys, is refused and never a panic.

@@ -31,7 +31,7 @@ fn adagrad(rate: f64, initial: f64) -> Arc<TableSpec> {
 /// A push as a master takes it on.
 fn stamped(master: &Engine, push: &Arc<Transaction>) -> Arc<Transaction> {
     let mut push = (**push).clone();
-    master.stamp(&mut push).unwrap();
+    master.stamp(&mut push, 0).unwrap();
     Arc::new(push)
 }
 

@@ -1,4 +1,4 @@
-"""Descriptions of tables: kind, storage, initializer, optimizer, policy for bad gradients.
+"""Descriptions of tables: kind, storage, initializer, optimizer, lifetime, bad gradients.
 
 Frozen dataclasses that check themselves when they are made, with the limits that the servers
 enforce; the JSON form is what travels. A description decides the content of a table given the
@@ -18,6 +18,18 @@ from backstay.tables.initializers import (
     Xavier,
     Zeros,
 )
+from backstay.tables.lifetime import (
+    Admission,
+    AdmitAfter,
+    AdmitByScore,
+    AdmitWithProbability,
+    Always,
+    Capacity,
+    Evict,
+    Expiry,
+    Lifetime,
+    Score,
+)
 from backstay.tables.optimizers import (
     FTRL,
     SGD,
@@ -36,17 +48,27 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Admission",
+    "AdmitAfter",
+    "AdmitByScore",
+    "AdmitWithProbability",
+    "Always",
+    "Capacity",
     "Clip",
     "Constant",
     "Dense",
+    "Evict",
+    "Expiry",
     "Initializer",
     "Kind",
+    "Lifetime",
     "Momentum",
     "NonFinite",
     "Normal",
     "Optimizer",
     "RMSProp",
     "Refuse",
+    "Score",
     "Sparse",
     "Storage",
     "TableSpec",

@@ -1,7 +1,8 @@
-//! An optimizer with its settings as words: what a prepare carries between servers.
+//! An optimizer with its settings, and a stamp, as words: what a prepare carries between servers.
 
 use crate::error::Refusal;
 use crate::optimizer::Optimizer;
+use crate::transaction::Stamp;
 
 /// Words of an optimizer: its kind and flags, then its settings as float64.
 pub(super) const OPTIMIZER_WORDS: usize = 6;
@@ -28,5 +29,18 @@ pub(super) fn read_optimizer(words: [u64; OPTIMIZER_WORDS]) -> Result<Option<Opt
         kind => Optimizer::from_words(kind, flags, numbers.map(f64::from_bits))
             .map(Some)
             .ok_or_else(|| Refusal::Protocol(format!("unknown optimizer {kind} between servers"))),
+    }
+}
+
+/// Lay a stamp out.
+pub(super) fn stamp_word(stamp: Stamp) -> u64 {
+    u64::from(stamp.time) | u64::from(stamp.share) << 32
+}
+
+/// Read it.
+pub(super) fn read_stamp(word: u64) -> Stamp {
+    Stamp {
+        time: word as u32,
+        share: (word >> 32) as u32,
     }
 }

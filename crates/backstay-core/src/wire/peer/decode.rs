@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::frame::Reader;
 use super::super::message::PushMeta;
-use super::super::settings::{read_optimizer, OPTIMIZER_WORDS};
+use super::super::settings::{read_optimizer, read_stamp, OPTIMIZER_WORDS};
 use super::{
     Introduction, PeerFrame, Purpose, CLOSED_WORDS, ORDER_WORDS, PEER_VERSION, PLACE_WORDS,
     STREAM_WORDS,
@@ -142,6 +142,7 @@ fn decode_prepare(
     for word in &mut optimizer {
         *word = fields.u64()?;
     }
+    let stamp = read_stamp(fields.u64()?);
     let push = PushMeta::decode(fields.rest())?;
     let (keys, elements) = (push.key_count as usize, push.row_elements as usize);
     let values = keys.saturating_mul(elements);
@@ -184,6 +185,7 @@ fn decode_prepare(
         whole
     };
     transaction.optimizer = read_optimizer(optimizer)?;
+    transaction.stamp = stamp;
     Ok(PeerFrame::Message(Message::Prepare {
         number,
         lsn,
@@ -221,7 +223,7 @@ fn decode_copy_rows(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Me
 
 fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
     let (number, position) = (fields.u64()?, fields.u64()?);
-    let (streams, closed) = (fields.u64()?, fields.u64()?);
+    let (streams, closed, time) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let slot = words.order()?;
     let id = |words: &[u64]| StreamId {
         job: words[0],
@@ -246,6 +248,7 @@ fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Mes
             position,
             streams,
             closed: closed.chunks_exact(CLOSED_WORDS).map(id).collect(),
+            time: time as u32,
         },
     })
 }
