@@ -130,7 +130,7 @@ impl Statistics {
     }
 }
 
-/// Paddle's CtrCommonAccessor has it so.
+/// Paddle's `CtrCommonAccessor` has it so.
 pub fn score(show: f32, click: f32, rule: &Score) -> f64 {
     let (show, click) = (f64::from(show), f64::from(click));
     rule.nonclick_coefficient * (show - click) + rule.click_coefficient * click
@@ -139,8 +139,12 @@ pub fn score(show: f32, click: f32, rule: &Score) -> f64 {
 /// A number that grows with a float.
 fn ascending(value: f64) -> u64 {
     let bits = value.to_bits();
-    let sign = ((bits as i64) >> 63) as u64;
-    bits ^ (sign | 1 << 63)
+    let flipped = if value.is_sign_negative() {
+        u64::MAX
+    } else {
+        1 << 63
+    };
+    bits ^ flipped
 }
 
 /// How a table chooses the rows that go for want of room.

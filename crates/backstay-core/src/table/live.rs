@@ -476,16 +476,14 @@ impl Table {
         let slot = self.slot_in_range(hash);
         let mut bits = mix64(hash ^ 0x9e37_79b9_7f4a_7c15);
         // A share of a slot has fewer than 2^32 blocks.
-        let block = u64::from(bits as u32) * blocks >> 32;
+        let block = (u64::from(bits as u32) * blocks) >> 32;
         let key = self.space.key_in(self.first_slot + slot as u32, block);
-        let row = match self.maps[slot].find(key, mix64(key)) {
-            Some(row) => row,
-            None => {
-                let row = self.create(slot, key, mix64(key));
-                self.maps[slot].values_mut(row)[BLOCK_WORDS as usize] = time;
-                row
-            }
-        };
+        let found = self.maps[slot].find(key, mix64(key));
+        let row = found.unwrap_or_else(|| {
+            let row = self.create(slot, key, mix64(key));
+            self.maps[slot].values_mut(row)[BLOCK_WORDS as usize] = time;
+            row
+        });
         bits >>= 32;
         let words = &mut self.maps[slot].values_mut(row)[..BLOCK_WORDS as usize];
         let line = (bits & 3) as usize * 64;
