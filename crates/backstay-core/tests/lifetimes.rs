@@ -11,7 +11,7 @@ use std::sync::Arc;
 use backstay_core::engine::{CopyPiece, Engine, ServingState, SlotMemory, SlotSnapshot};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{table_id, SlotSpace};
-use backstay_core::life::{Gone, Thresholds};
+use backstay_core::life::{Gone, SlotPart, Thresholds};
 use backstay_core::spec::lifetime::{Admission, Evict, Lifetime};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
@@ -683,6 +683,39 @@ fn a_retry_counts_nowhere_when_its_row_has_gone() {
     let again = engine.apply(&going, going.runs()).unwrap();
     assert_eq!((again.staged, again.gone), (0, Gone::default()));
     assert_eq!(engine.table(table_id("t")).unwrap().rows(), 1);
+}
+
+/// The parts of a slot are together the slot, and none has a row of another.
+#[test]
+fn a_slot_expires_in_parts() {
+    let spec = spec(r#"{"admission":{"after":{"occurrences":2}},"expiry":{"unseen_seconds":5}}"#);
+    let mut engine = engine(&spec);
+    let keys: Vec<u64> = (0..4000).collect();
+    apply(&mut engine, &push(&spec, 1, 10, &keys));
+    apply(&mut engine, &push(&spec, 2, 10, &keys[..2000]));
+    let (mut sequence, mut gone) = (3, Gone::default());
+    for slot in 0..SLOTS {
+        for part in 0..SlotPart::PARTS {
+            let key = SlotPart::of(part).key(space(), slot);
+            assert_eq!(space().slot_of(key), slot);
+            let expire = Change::Expire(Thresholds::default());
+            let some = apply(
+                &mut engine,
+                &change(&spec, sequence, 20, expire, &[key], &[]),
+            );
+            let all = 2000 / u64::from(SLOTS) / SlotPart::PARTS;
+            assert!((all / 2..all * 2).contains(&some.unseen), "{some:?}");
+            gone += some;
+            sequence += 1;
+        }
+    }
+    assert_eq!((gone.unseen, gone.counters), (2000, 2000));
+    // Any key may stand for a whole slot.
+    apply(&mut engine, &push(&spec, sequence, 20, &keys));
+    let slots = by_slot(&(0..100).collect::<Vec<_>>());
+    let expire = Change::Expire(Thresholds::default());
+    let whole = change(&spec, sequence + 1, 30, expire, &slots, &[]);
+    assert_eq!(apply(&mut engine, &whole).counters, 4000);
 }
 
 /// L6: a push that alone brings more new rows than the share is taken, and the table keeps its size.

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use backstay_core::hash::{mix64, table_id, SlotSpace};
-use backstay_core::life::Thresholds;
+use backstay_core::life::{SlotPart, Thresholds};
 use backstay_core::replication::{Micros, ReplicaOptions, RoutingTable};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
@@ -209,9 +209,11 @@ fn pushes_while_rows_expire() {
                 ..Thresholds::default()
             });
             for slot in 0..SLOTS {
-                let key = replicator.store().space().key_in(slot, 0);
-                let expire = sender.make("old", all, vec![key]);
-                sender.send(expire);
+                for part in 0..SlotPart::PARTS {
+                    let key = SlotPart::of(part).key(replicator.store().space(), slot);
+                    let expire = sender.make("old", all, vec![key]);
+                    sender.send(expire);
+                }
             }
             done.store(true, Ordering::Release);
             begun.elapsed()
