@@ -114,6 +114,8 @@ def test_same_loss_curve_as_lazy_adam() -> None:
         model = Model(Embedding(IDS, 8, name="rows"))
         optimizer = DistributedOptimizer(lazy_adam(model))
         reference = reference_of(model, session, sparse=True)
+        # For sparse gradients Paddle counts from 2.
+        session.client.push_steps.done = 1
         plain = loss_curve(reference, lazy_adam(reference))
         here = loss_curve(model, optimizer)
     np.testing.assert_allclose(here, plain, rtol=RELATIVE_TOLERANCE)
