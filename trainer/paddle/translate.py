@@ -97,7 +97,7 @@ def _adam_of(optimizer: Any, rate: float, *, decay: bool, sparse: bool) -> table
     return tables.Adam(rate, **adam, steps="global" if sparse and optimizer._lazy_mode else "row")
 
 
-def _betas(optimizer: Any) -> dict[str, float]:
+def _betas(optimizer: Any) -> dict[str, Any]:
     return {name: _number(optimizer, name) for name in ("beta1", "beta2", "epsilon")}
 
 

@@ -100,7 +100,7 @@ def _adam_of(
     return tables.Adam(rate, **adam, steps="global" if is_sparse else "row")
 
 
-def _betas(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, float]:
+def _betas(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     beta1, beta2 = group["betas"]
     return {
         "beta1": _number(optimizer, "betas", beta1),

@@ -228,7 +228,8 @@ fn row_wise_adagrad_has_one_step_size_and_one_word() {
 
 #[test]
 fn adagrad_with_decay_forgets_down_to_its_first_accumulator() {
-    let spec = r#"{"adagraddecay": {"learning_rate": 0.1, "decay": 0.5, "initial_accumulator": 0.25}}"#;
+    let spec =
+        r#"{"adagraddecay": {"learning_rate": 0.1, "decay": 0.5, "initial_accumulator": 0.25}}"#;
     let optimizer: Optimizer = serde_json::from_str(spec).unwrap();
     let mut row = Row::new(&optimizer, &[0.0]);
     optimizer.update(&mut row.0, &mut row.1, &[2.0], 1.0);

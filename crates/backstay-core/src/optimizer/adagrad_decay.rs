@@ -63,10 +63,7 @@ impl Settings for AdagradDecay {
         ]
     }
 
-    fn of(
-        [learning_rate, decay, epsilon, initial_accumulator, _]: [f64; 5],
-        _: [bool; 2],
-    ) -> Self {
+    fn of([learning_rate, decay, epsilon, initial_accumulator, _]: [f64; 5], _: [bool; 2]) -> Self {
         Self {
             learning_rate,
             decay,

@@ -85,10 +85,7 @@ impl Settings for Adam {
         [self.steps.flag(), false]
     }
 
-    fn of(
-        [learning_rate, beta1, beta2, epsilon, _]: [f64; 5],
-        [is_global, _]: [bool; 2],
-    ) -> Self {
+    fn of([learning_rate, beta1, beta2, epsilon, _]: [f64; 5], [is_global, _]: [bool; 2]) -> Self {
         Self {
             learning_rate,
             beta1,

@@ -1,4 +1,4 @@
-//! AMSGrad: Adam with the largest mean square so far, lazy; with or without weight decay.
+//! `AMSGrad`: Adam with the largest mean square so far, lazy; with or without weight decay.
 
 use serde::{Deserialize, Serialize};
 

@@ -77,7 +77,9 @@ impl RowOptimizer for RowWiseAdagrad {
     ) {
         let elements = weights.len();
         let gradient = &gradient[..elements];
-        let squares = row_sum(elements, |i| f64::from(gradient[i]) * f64::from(gradient[i]));
+        let squares = row_sum(elements, |i| {
+            f64::from(gradient[i]) * f64::from(gradient[i])
+        });
         state[0] += (squares / elements as f64) as f32;
         let rate = scaled_rate(self.learning_rate, learning_rate_scale)
             / (state[0].sqrt() + self.epsilon as f32);
