@@ -28,6 +28,7 @@ from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import Sparse, TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_counts, as_keys, as_rows, output
 from backstay.trainer.pending import Pending
+from backstay.trainer.push_steps import PushSteps
 from backstay.trainer.registration import NO_JOB, TrainerName, TrainerRegistration
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream, TaskStreams, check_name
@@ -139,6 +140,7 @@ class Client:
         self.table_terms = TableTerms("update" if self._config.update_settings else "refuse")
         # What became of other settings that were asked for, in words.
         self.table_notes: list[str] = []
+        self.push_steps = PushSteps()
         self._tables: dict[str, Table] = {}
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
@@ -637,7 +639,10 @@ class Client:
         scale: float,
         counts: _Counts,
     ) -> PushRequest:
-        stream, ordinal = self._tasks.place(table) if kind == "update" else (None, 0)
+        stream, ordinal = None, 0
+        if kind == "update":
+            stream, ordinal = self._tasks.place(table)
+            scale *= self.push_steps.correction(table)
         return PushRequest(
             table=table.id,
             row_elements=0 if kind == "delete" else table.row_elements,

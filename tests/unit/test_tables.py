@@ -17,23 +17,29 @@ from backstay.errors import ConfigError
 from backstay.tables import (
     FTRL,
     SGD,
+    Adadelta,
     Adagrad,
+    AdagradDecay,
     Adam,
+    Adamax,
     AdamW,
     AdmitAfter,
     AdmitByScore,
     AdmitWithProbability,
+    AMSGrad,
     Capacity,
     Clip,
     Constant,
     Dense,
     Expiry,
+    GroupFTRL,
     Lifetime,
     Momentum,
     Normal,
     Optimizer,
     Refuse,
     RMSProp,
+    RowWiseAdagrad,
     Score,
     Sparse,
     TableSpec,
@@ -41,6 +47,7 @@ from backstay.tables import (
     Uniform,
     Xavier,
     Zeros,
+    correction_of,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +69,14 @@ SPECS = [
     TableSpec.sparse("o5", 1, optimizer=AdamW(3e-4, weight_decay=0.1)),
     TableSpec.sparse("o6", 1, optimizer=RMSProp(centered=True, epsilon_inside_sqrt=True)),
     TableSpec.sparse("o7", 1, optimizer=FTRL(0.05, l1=1.0, l2=2)),
+    TableSpec.sparse("o8", 1, optimizer=Adam(steps="global")),
+    TableSpec.sparse("o9", 1, optimizer=AdamW(3e-4, weight_decay=0.1, steps="global")),
+    TableSpec.sparse("o10", 1, optimizer=RowWiseAdagrad(0.1, 1e-6, 0.1)),
+    TableSpec.sparse("o11", 1, optimizer=Adadelta(0.5)),
+    TableSpec.sparse("o12", 1, optimizer=Adamax(epsilon_on_maximum=True, steps="global")),
+    TableSpec.sparse("o13", 1, optimizer=AMSGrad(0.1, weight_decay=0.1)),
+    TableSpec.sparse("o14", 1, optimizer=AdagradDecay(0.1, decay=0.99)),
+    TableSpec.sparse("o15", 1, optimizer=GroupFTRL(0.05, l1=0.1, l2=2, l21=1.0)),
     TableSpec.sparse("n1", 1, non_finite=Clip(10)),
     TableSpec.sparse("n2", 1, non_finite=Refuse()),
     TableSpec.sparse("l1", 1, lifetime=Lifetime(AdmitAfter(2), "zeros")),
@@ -193,6 +208,15 @@ def test_descriptions_are_immutable() -> None:
         (lambda: AdamW(weight_decay=-1), "AdamW.weight_decay is -1"),
         (lambda: RMSProp(rho=-0.5), "RMSProp.rho is -0.5"),
         (lambda: FTRL(0.0), "FTRL.learning_rate is 0.0"),
+        (lambda: Adam(steps="all"), "Adam.steps is 'all'; allowed: row, global"),  # type: ignore[arg-type]
+        (lambda: Adamax(steps=1), "Adamax.steps is 1"),  # type: ignore[arg-type]
+        (lambda: Adamax(epsilon_on_maximum=1), "epsilon_on_maximum is 1"),  # type: ignore[arg-type]
+        (lambda: RowWiseAdagrad(0.1, 0.0), "RowWiseAdagrad.epsilon is 0.0"),
+        (lambda: Adadelta(rho=1.0), "Adadelta.rho is 1.0"),
+        (lambda: AMSGrad(weight_decay=-1), "AMSGrad.weight_decay is -1"),
+        (lambda: AdagradDecay(0.1, decay=1.0), "AdagradDecay.decay is 1.0"),
+        (lambda: GroupFTRL(0.1, l21=-1.0), "GroupFTRL.l21 is -1.0"),
+        (lambda: GroupFTRL(0.0), "GroupFTRL.learning_rate is 0.0"),
         (lambda: FTRL(0.1, learning_rate_power=0.5), "FTRL.learning_rate_power is 0.5"),
         (lambda: Uniform(1.0, -1.0), "Uniform.high is -1.0"),
         (lambda: Normal(0.0, -1.0), "Normal.std is -1.0"),
@@ -235,7 +259,7 @@ def test_bad_values_are_named(make: Callable[[], object], field: str) -> None:
             "missing 1 required positional argument: 'dim'",
         ),
         (
-            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"adamax": {}}}',
+            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"lamb": {}}}',
             "allowed: one of sgd",
         ),
         (
@@ -253,6 +277,15 @@ def test_bad_json_is_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         TableSpec.from_json(text)
     assert message in str(raised.value)
+
+
+def test_a_trainer_corrects_global_steps_only() -> None:
+    others = [spec.optimizer for spec in SPECS if getattr(spec.optimizer, "steps", "row") == "row"]
+    assert {correction_of(optimizer, step) for optimizer in others for step in (1, 9)} == {1.0}
+    # What is left of the moments of a first gradient g: m = 0.5 g and v = 0.75 g * g.
+    assert correction_of(Adam(beta1=0.5, beta2=0.25, steps="global"), 1) == math.sqrt(0.75) / 0.5
+    assert correction_of(Adamax(beta1=0.5, steps="global"), 2) == 1.0 / 0.75
+    assert correction_of(Adam(steps="global"), 10**6) == 1.0
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)

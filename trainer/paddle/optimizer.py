@@ -92,10 +92,11 @@ class DistributedOptimizer:
       a later ``step()``, or by ``synchronize()``.
 
     Args:
-        optimizer: paddle.optimizer SGD, Momentum, Adagrad, Adam, AdamW or RMSProp, with a number
-            or a scheduler as learning rate. Its ``grad_clip`` clips the gradients of the dense
-            parameters and of the embeddings' rows here, before they are sent. Weight decay other
-            than AdamW's is computed here, for dense parameters; with embeddings it is refused.
+        optimizer: paddle.optimizer SGD, Momentum, Adadelta, Adagrad, Adam, Adamax, AdamW or
+            RMSProp, with a number or a scheduler as learning rate. Its ``grad_clip`` clips the
+            gradients of the dense parameters and of the embeddings' rows here, before they are
+            sent. Weight decay other than AdamW's is computed here, for dense parameters; with
+            embeddings it is refused.
         client: Default: that of the open session (``init``).
         steps_in_flight: 0 to 16.
 
@@ -289,7 +290,8 @@ class DistributedOptimizer:
         rate = self._base_rate * parameter.optimize_attr["learning_rate"]
         chooses = getattr(self._optimizer, "_apply_decay_param_fun", None)
         decay = chooses is None or bool(chooses(parameter.name))
-        return optimizer_of(self._optimizer, rate=rate, decay=decay)
+        sparse = isinstance(parameter, RowsHandle)
+        return optimizer_of(self._optimizer, rate=rate, decay=decay, sparse=sparse)
 
 
 def _sorted_out(

@@ -109,9 +109,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
       a later ``step()``, or by ``synchronize()``.
 
     Args:
-        optimizer: torch.optim SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam. Weight decay other
-            than AdamW's is computed here, for dense parameters; with embeddings in the same
-            parameter group it is refused.
+        optimizer: torch.optim SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSprop or SparseAdam.
+            Weight decay other than AdamW's is computed here, for dense parameters; with embeddings
+            in the same parameter group it is refused.
         client: Default: that of the open session (``init``).
         steps_in_flight: 0 to 16.
         name: Of the dense tables: "dense.NAME.0" is the first. Default: ``optimizer_0``, then

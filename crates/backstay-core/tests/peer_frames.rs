@@ -238,6 +238,15 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
         r#"{"rmsprop":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75,"momentum":0.125,"centered":true,"epsilon_inside_sqrt":false}}"#,
         r#"{"rmsprop":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75,"momentum":0.125,"centered":false,"epsilon_inside_sqrt":true}}"#,
         r#"{"ftrl":{"learning_rate":0.5,"l1":0.25,"l2":0.75,"learning_rate_power":-0.125,"initial_accumulator":2}}"#,
+        r#"{"adam":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"steps":"global"}}"#,
+        r#"{"adamw":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"weight_decay":2,"steps":"global"}}"#,
+        r#"{"rowwiseadagrad":{"learning_rate":0.5,"epsilon":0.25,"initial_accumulator":3}}"#,
+        r#"{"adadelta":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75}}"#,
+        r#"{"adamax":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"steps":"global","epsilon_on_maximum":false}}"#,
+        r#"{"adamax":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"steps":"row","epsilon_on_maximum":true}}"#,
+        r#"{"amsgrad":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"weight_decay":2,"steps":"global"}}"#,
+        r#"{"adagraddecay":{"learning_rate":0.5,"decay":0.25,"epsilon":0.75,"initial_accumulator":2}}"#,
+        r#"{"groupftrl":{"learning_rate":0.5,"l1":0.25,"l2":0.75,"l21":0.125,"initial_accumulator":2}}"#,
     ];
     for name in Optimizer::NAMES {
         let begins = format!(r#"{{"{name}":"#);

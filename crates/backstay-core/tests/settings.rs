@@ -90,6 +90,24 @@ fn a_row_begins_with_the_state_of_the_masters_settings() {
     assert_equal(&master, &backup);
 }
 
+/// Whose steps count may change on a table with rows: their state is the same under both rules.
+#[test]
+fn the_rule_of_steps_changes_with_a_push() {
+    let adam = |steps: &str| spec(&format!(r#"{{"adam":{{"steps":"{steps}"}}}}"#));
+    let (mut master, mut backup) = (engine(&adam("row")), engine(&adam("row")));
+    let mut alone = engine(&adam("row"));
+    for (sequence, steps) in [(0, "row"), (1, "global"), (2, "row")] {
+        master.change_settings(&adam(steps)).unwrap();
+        let push = push(1, sequence, 0, &[5], -1.0);
+        let stamped = stamped(&master, &push);
+        apply(&mut master, &stamped).unwrap();
+        apply(&mut backup, &stamped).unwrap();
+        apply(&mut alone, &push).unwrap();
+    }
+    assert_equal(&master, &backup);
+    assert_ne!(read(&master, 5), read(&alone, 5));
+}
+
 #[test]
 fn a_push_of_another_node_needs_settings_that_fit() {
     let backup = engine(&momentum(1.0, 0.5));

@@ -11,21 +11,36 @@
 //!
 //! CONTRIBUTING.md, Recipes, lists every place of a new optimizer.
 
+mod adadelta;
 mod adagrad;
+mod adagrad_decay;
 mod adam;
+mod adamax;
 mod adamw;
+mod amsgrad;
 mod ftrl;
+mod group_ftrl;
 mod momentum;
 mod rmsprop;
+mod row_sum;
+mod rowwise_adagrad;
 mod sgd;
+mod steps;
 
+pub use adadelta::Adadelta;
 pub use adagrad::Adagrad;
+pub use adagrad_decay::AdagradDecay;
 pub use adam::Adam;
+pub use adamax::Adamax;
 pub use adamw::AdamW;
+pub use amsgrad::AmsGrad;
 pub use ftrl::Ftrl;
+pub use group_ftrl::GroupFtrl;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
+pub use rowwise_adagrad::RowWiseAdagrad;
 pub use sgd::Sgd;
+pub use steps::Steps;
 
 use serde::{Deserialize, Serialize};
 
@@ -177,6 +192,12 @@ optimizers! {
     5 "adamw" AdamW
     6 "rmsprop" RmsProp
     7 "ftrl" Ftrl
+    8 "rowwiseadagrad" RowWiseAdagrad
+    9 "adadelta" Adadelta
+    10 "adamax" Adamax
+    11 "amsgrad" AmsGrad
+    12 "adagraddecay" AdagradDecay
+    13 "groupftrl" GroupFtrl
 }
 
 /// For a single row; batches use [`Optimizer::dispatch`].
