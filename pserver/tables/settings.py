@@ -13,16 +13,26 @@ from typing import Any
 
 from backstay.errors import ConfigError, TableConflict
 
-__all__ = ["NON_FINITE", "settings_changed", "shown_policy", "with_assignments"]
+__all__ = ["NON_FINITE", "settings_changed", "settings_of", "shown_policy", "with_assignments"]
 
 NON_FINITE = "non_finite"
 # What a description holds besides settings.
 _FIXED = frozenset(
     {
         *("name", "kind", "dim", "shape", "block_elements"),
-        *("storage", "dtype", "initializer", "seed", "optimizer"),
+        *("storage", "dtype", "initializer", "seed", "optimizer", "states", "expression"),
     }
 )
+# Before the name of a setting of the function that a pull goes through.
+_PULL = "pull."
+
+
+def settings_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a description by name: the optimizer's, and ``pull.``'s."""
+    ((kind, own),) = spec["optimizer"].items()
+    settings = {"learning_rate": own["learning_rate"], **own["settings"]} if kind == "user" else own
+    pull = spec.get("pull") or {"settings": {}}
+    return {**settings, **{f"{_PULL}{name}": value for name, value in pull["settings"].items()}}
 
 
 def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
@@ -30,7 +40,7 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
 
     Args:
         spec_json: Canonical.
-        settings: Of its optimizer by name, and ``non_finite``.
+        settings: Of its optimizer by name, ``non_finite``, and ``pull.`` with a setting's name.
 
     Raises:
         ConfigError: It has no such setting.
@@ -38,22 +48,25 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
     """
     spec = json.loads(spec_json)
     ((kind, own),) = spec["optimizer"].items()
+    known = settings_of(spec)
     for name, value in settings.items():
         if name == NON_FINITE:
             spec[NON_FINITE] = value
-        elif name in own:
-            own[name] = value
+        elif name in known and name.startswith(_PULL):
+            spec["pull"]["settings"][name.removeprefix(_PULL)] = value
+        elif name in known:
+            (own["settings"] if name in own.get("settings", {}) else own)[name] = value
         elif name in _FIXED:
             raise TableConflict(
                 f"{name} of table {spec['name']!r} cannot be changed: its rows are made for it; "
                 "make a table of another name"
             )
         else:
-            near = difflib.get_close_matches(name, [*own, NON_FINITE], 1)
+            near = difflib.get_close_matches(name, [*known, NON_FINITE], 1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(
                 f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
-                f"{', '.join([*own, NON_FINITE])}"
+                f"{', '.join([*known, NON_FINITE])}"
             )
     return json.dumps(spec)
 
@@ -61,7 +74,7 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
 def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     """Return what differs in two descriptions, "learning_rate: 0.1 -> 0.01" each."""
     before, after = json.loads(before_json), json.loads(after_json)
-    (old,), (new,) = before["optimizer"].values(), after["optimizer"].values()
+    old, new = settings_of(before), settings_of(after)
     lines = [
         f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
         for name in new
@@ -70,7 +83,17 @@ def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     if before[NON_FINITE] != after[NON_FINITE]:
         was, is_now = (shown_policy(spec[NON_FINITE]) for spec in (before, after))
         lines.append(f"{NON_FINITE}: {was} -> {is_now}")
+    was, is_now = (_function(spec.get("pull")) for spec in (before, after))
+    if was != is_now:
+        lines.append(
+            "pull: another function" if was[0] == is_now[0] else f"pull: {was[0]} -> {is_now[0]}"
+        )
     return tuple(lines)
+
+
+def _function(pull: Mapping[str, Any] | None) -> tuple[str, object]:
+    """Return name and expression of the function that a pull goes through."""
+    return ("none", None) if pull is None else (pull["name"], pull["expression"])
 
 
 def shown_policy(policy: Any) -> str:

@@ -176,7 +176,7 @@ impl Engine {
 
     /// Fix under which settings a transaction is applied, here and by every replica.
     pub fn stamp(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
-        transaction.optimizer = Some(self.table(transaction.table)?.spec().optimizer);
+        transaction.optimizer = Some(self.table(transaction.table)?.spec().optimizer.stamp());
         Ok(())
     }
 
@@ -453,8 +453,7 @@ impl Engine {
             Change::Delete => 0,
             _ => table.spec().row_elements(),
         };
-        let stamped = transaction.optimizer.as_ref();
-        let optimizer = *stamped.unwrap_or(&table.spec().optimizer);
+        let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
         let mut removed = 0;
         let mut write = |keys: Range<usize>| {
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];

@@ -17,6 +17,7 @@ compile_error!("backstay lays arrays on the wire as they are in memory, little-e
 mod closed;
 pub mod engine;
 pub mod error;
+pub mod expression;
 pub mod gradient;
 pub mod hash;
 pub mod initializer;

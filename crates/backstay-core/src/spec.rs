@@ -3,12 +3,13 @@
 //! [`TableSpec::from_json`] is the judge. It refuses unknown fields and values out of range,
 //! fills in every default, and what it returns can be used without further checks: sizes do
 //! not overflow and every number is finite in float32. `check` holds it. This module imports
-//! [`crate::optimizer`] only, whose structs are the settings.
+//! [`crate::optimizer`], whose structs are the settings, and [`crate::expression`].
 
 mod check;
 
 use serde::{Deserialize, Serialize};
 
+use crate::expression::{Function, Pull};
 use crate::optimizer::Optimizer;
 
 pub use check::{
@@ -38,6 +39,9 @@ pub struct TableSpec {
     /// What happens to NaN and infinity in gradients.
     #[serde(default)]
     pub non_finite: NonFinitePolicy,
+    /// What a pull returns in the place of the weights; absent: the weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<Function<Pull>>,
 }
 
 /// Sparse rows or a dense tensor.
@@ -174,13 +178,14 @@ impl TableSpec {
     }
 
     /// This description with the settings of another one, as far as a table can take them over:
-    /// the optimizer's, except the ones that decide the layout of a row, and the policy for
-    /// gradients.
+    /// the optimizer's, except the ones that decide the layout of a row, the policy for
+    /// gradients, and what a pull returns.
     #[must_use]
     pub fn with_settings_of(&self, other: &Self) -> Self {
         Self {
             optimizer: self.optimizer.with_settings_of(&other.optimizer),
             non_finite: other.non_finite.clone(),
+            pull: other.pull.clone(),
             ..self.clone()
         }
     }

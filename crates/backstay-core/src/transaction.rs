@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::SlotSpace;
-use crate::optimizer::Optimizer;
+use crate::optimizer::Stamp;
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -126,7 +126,7 @@ pub struct Transaction {
     /// The settings under which its master took it on; it travels with them, so that a change of
     /// settings has one place in a slot's order, whatever each replica knows of the table. `None`:
     /// the table's, where there are no replicas.
-    pub optimizer: Option<Optimizer>,
+    pub optimizer: Option<Stamp>,
     runs: Vec<Run>,
     attachment: Option<Attachment>,
 }

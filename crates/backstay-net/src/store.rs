@@ -194,7 +194,7 @@ impl Store {
         };
         gradient::apply_policy(policy, transaction.batch.values_mut())
             .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
-        transaction.optimizer = Some(spec.optimizer);
+        transaction.optimizer = Some(spec.optimizer.stamp());
         let room = self.reserve(transaction, transaction.runs())?;
         transaction.attach(room);
         Ok(())

@@ -4,11 +4,12 @@ Frozen dataclasses that check themselves when they are made, with the limits tha
 enforce; the JSON form is what travels. A description decides the content of a table given the
 pushes: two servers with the same description and pushes hold the same bytes.
 
-Imports ``backstay.errors`` only and never does I/O. docs/reference/tables.md has every formula.
+Imports ``backstay.errors`` and NumPy; never does I/O. docs/reference/tables.md has every formula.
 """
 
 from __future__ import annotations
 
+from backstay.tables.functions import per_element, per_row
 from backstay.tables.initializers import (
     Constant,
     Initializer,
@@ -29,6 +30,13 @@ from backstay.tables.optimizers import (
     RMSProp,
 )
 from backstay.tables.spec import Clip, Dense, Kind, NonFinite, Refuse, Sparse, Storage, TableSpec
+from backstay.tables.user import (
+    AdmissionFunction,
+    PullFunction,
+    ScoreFunction,
+    State,
+    UserOptimizer,
+)
 
 __all__ = [
     "FTRL",
@@ -36,6 +44,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "AdmissionFunction",
     "Clip",
     "Constant",
     "Dense",
@@ -45,13 +54,19 @@ __all__ = [
     "NonFinite",
     "Normal",
     "Optimizer",
+    "PullFunction",
     "RMSProp",
     "Refuse",
+    "ScoreFunction",
     "Sparse",
+    "State",
     "Storage",
     "TableSpec",
     "TruncatedNormal",
     "Uniform",
+    "UserOptimizer",
     "Xavier",
     "Zeros",
+    "per_element",
+    "per_row",
 ]

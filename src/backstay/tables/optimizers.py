@@ -2,7 +2,7 @@
 
 ``w`` is a weight, ``g`` its gradient. Every optimizer keeps its state per row and changes only
 rows that are pushed. CONTRIBUTING.md, Recipes, lists every place of a new optimizer. Imports
-``backstay.tables.checks`` only.
+``backstay.tables.checks`` and ``backstay.tables.user``, the users' own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from backstay.tables.checks import MIN_EPSILON, check_flag, check_fraction, check_number
+from backstay.tables.user import UserOptimizer
 
 
 @dataclass(frozen=True)
@@ -183,4 +184,4 @@ class FTRL:
         return 2 * row_elements
 
 
-Optimizer: TypeAlias = SGD | Momentum | Adagrad | Adam | AdamW | RMSProp | FTRL
+Optimizer: TypeAlias = SGD | Momentum | Adagrad | Adam | AdamW | RMSProp | FTRL | UserOptimizer

@@ -33,6 +33,7 @@ from backstay.tables.initializers import (
     Zeros,
 )
 from backstay.tables.optimizers import SGD, Optimizer
+from backstay.tables.user import PullFunction, UserOptimizer
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
@@ -113,7 +114,7 @@ _INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "xavier": Xavier,
 }
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    made.__name__.lower(): made for made in get_args(Optimizer)
+    "user" if made is UserOptimizer else made.__name__.lower(): made for made in get_args(Optimizer)
 }
 _NON_FINITE: dict[str, Callable[..., NonFinite]] = {"refuse": Refuse, "clip": Clip}
 _JSON_NAMES: dict[Callable[..., object], str] = {
@@ -137,6 +138,7 @@ class TableSpec:
             name and the key.
         seed: 0 to 2^64 - 1; another seed gives other initial weights.
         non_finite: What happens to NaN and infinity in gradients.
+        pull: What a pull returns in the place of the weights; None: the weights.
 
     Raises:
         ConfigError: A field is out of range; the message names it and what is allowed.
@@ -149,6 +151,7 @@ class TableSpec:
     initializer: Initializer = field(default_factory=Zeros)
     seed: int = 0
     non_finite: NonFinite = field(default_factory=Refuse)
+    pull: PullFunction | None = None
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -167,6 +170,8 @@ class TableSpec:
                 raise ConfigError(
                     f"TableSpec.{part} is {getattr(self, part)!r}; allowed: one of {names}"
                 )
+        if not (self.pull is None or isinstance(self.pull, PullFunction)):
+            raise ConfigError(f"TableSpec.pull is {self.pull!r}; allowed: a PullFunction or None")
         check_choice(self, "storage", get_args(Storage))
         check_integer(self, "seed", 0, 2**64 - 1)
 
@@ -181,6 +186,7 @@ class TableSpec:
         storage: Storage = "float32",
         seed: int = 0,
         non_finite: NonFinite | None = None,
+        pull: PullFunction | None = None,
     ) -> TableSpec:
         """Describe a table of rows by key; SGD(0.01) and Uniform(-0.05, 0.05) if not told."""
         return cls(
@@ -191,6 +197,7 @@ class TableSpec:
             initializer=Uniform(-0.05, 0.05) if initializer is None else initializer,
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
+            pull=pull,
         )
 
     @classmethod
@@ -205,6 +212,7 @@ class TableSpec:
         seed: int = 0,
         non_finite: NonFinite | None = None,
         block_elements: int = 4096,
+        pull: PullFunction | None = None,
     ) -> TableSpec:
         """Describe a table of one tensor; SGD(0.01) and Zeros() if not told."""
         return cls(
@@ -215,6 +223,7 @@ class TableSpec:
             initializer=Zeros() if initializer is None else initializer,
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
+            pull=pull,
         )
 
     @property
@@ -229,6 +238,7 @@ class TableSpec:
 
     def to_json(self) -> str:
         """Return the JSON form, every default filled in."""
+        pull = {} if self.pull is None else {"pull": self.pull.to_plain()}
         return json.dumps(
             {
                 "name": self.name,
@@ -240,6 +250,7 @@ class TableSpec:
                 "non_finite": "refuse"
                 if isinstance(self.non_finite, Refuse)
                 else _to_plain(self.non_finite),
+                **pull,
             },
             allow_nan=False,
         )
@@ -264,10 +275,14 @@ class TableSpec:
         ):
             if part in values:
                 values[part] = _from_plain(values[part], choices, part)
+        if values.get("pull") is not None:
+            values["pull"] = _make(PullFunction, _object(values["pull"], "pull"), "pull")
         return _make(cls, values, "table description")
 
 
 def _to_plain(part: Kind | Initializer | Optimizer | NonFinite) -> dict[str, Any]:
+    if isinstance(part, UserOptimizer):
+        return {_JSON_NAMES[type(part)]: part.to_plain()}
     settings = {f.name: getattr(part, f.name) for f in fields(part)}
     return {_JSON_NAMES[type(part)]: settings}
 

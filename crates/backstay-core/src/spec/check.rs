@@ -6,6 +6,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
+use crate::expression::FunctionError;
 use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
 
 /// Longest JSON text of one description.
@@ -22,6 +23,9 @@ pub const MAX_DENSE_ELEMENTS: u64 = 1 << 40;
 pub const MAX_RANK: usize = 16;
 /// Largest `fan_in` and `fan_out`.
 pub const MAX_FAN: u64 = 1 << 40;
+
+/// Most characters of a value in a message.
+const MAX_SHOWN: usize = 200;
 
 /// Why a table description was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -47,6 +51,16 @@ pub enum SpecError {
         /// What it may hold.
         allowed: String,
     },
+    /// A user function does not suit the table.
+    #[error("table {table}: {field}: {reason}")]
+    Function {
+        /// The table's name, quoted.
+        table: String,
+        /// The path of the function.
+        field: String,
+        /// Why.
+        reason: String,
+    },
 }
 
 impl TableSpec {
@@ -68,6 +82,13 @@ impl TableSpec {
         checker.kind(&self.kind)?;
         checker.initializer(&self.initializer)?;
         checker.optimizer(&self.optimizer)?;
+        let elements = self.row_elements();
+        if let Optimizer::User(user) = &self.optimizer {
+            checker.function("optimizer.user", user.check_elements(elements))?;
+        }
+        if let Some(pull) = &self.pull {
+            checker.function("pull", pull.check_elements(elements))?;
+        }
         match self.non_finite {
             NonFinitePolicy::Refuse => Ok(()),
             NonFinitePolicy::Clip { limit } => {
@@ -102,12 +123,14 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    fn quoted(&self) -> String {
+        let name: String = self.table.chars().take(MAX_NAME_BYTES).collect();
+        format!("{name:?}")
+    }
+
     fn refuse(&self, field: &str, value: &dyn Display, allowed: &dyn Display) -> SpecError {
         SpecError::OutOfRange {
-            table: format!(
-                "{:?}",
-                self.table.chars().take(MAX_NAME_BYTES).collect::<String>()
-            ),
+            table: self.quoted(),
             field: field.to_owned(),
             value: value.to_string(),
             allowed: allowed.to_string(),
@@ -184,10 +207,18 @@ impl Checker<'_> {
     }
 
     fn optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
-        let (name, (_, _, numbers)) = (optimizer.name(), optimizer.words());
+        let (name, numbers) = (optimizer.name(), optimizer.numbers());
         let mut all = optimizer.ranges().iter().zip(numbers);
         all.try_for_each(|(&(field, (low, high)), value)| {
             self.number(&format!("optimizer.{name}.{field}"), value, low, high)
+        })
+    }
+
+    fn function(&self, field: &str, checked: Result<(), FunctionError>) -> Result<(), SpecError> {
+        checked.map_err(|error| SpecError::Function {
+            table: self.quoted(),
+            field: field.to_owned(),
+            reason: error.to_string(),
         })
     }
 
@@ -211,6 +242,15 @@ impl Checker<'_> {
     }
 }
 
+/// A value as a message has it: an expression is long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= MAX_SHOWN {
+        return text;
+    }
+    text.chars().take(MAX_SHOWN).chain("...".chars()).collect()
+}
+
 /// Append `path: a here, b there` for every leaf in which two descriptions differ.
 fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
     match (here, there) {
@@ -224,7 +264,13 @@ fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<
                 collect_differences(&path, left, right, found);
             }
         }
-        _ if here != there => found.push(format!("{path}: {here} here, {there} there")),
+        _ if here != there => {
+            found.push(format!(
+                "{path}: {} here, {} there",
+                shown(here),
+                shown(there)
+            ));
+        }
         _ => {}
     }
 }

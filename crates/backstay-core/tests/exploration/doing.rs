@@ -123,9 +123,10 @@ impl World {
         let one = &mut self.pushes[push];
         one.attempts += 1;
         // The table's settings change between any two attempts.
-        transaction.optimizer = Some(Optimizer::Sgd(Sgd {
+        let settings = Optimizer::Sgd(Sgd {
             learning_rate: 1.0 + one.attempts as f64 / 64.0,
-        }));
+        });
+        transaction.optimizer = Some(settings.stamp());
         let transaction = Arc::new(transaction);
         let token = one.attempts * pushes + push as u64;
         one.waits.push((token, slots));

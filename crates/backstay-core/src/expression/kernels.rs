@@ -1,0 +1,290 @@
+//! The loops: one operation over many values.
+//!
+//! Every operation is a function of its arguments at one place, so the results do not depend on how
+//! values are cut into loops. `reference` in `tests/expression_properties.rs` computes the same one
+//! value at a time.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use super::math;
+use super::node::{Binary, Reduction, Unary};
+
+/// The argument of a loop.
+#[derive(Clone, Copy)]
+pub(super) enum Argument<'a, T> {
+    /// One value for each of the loop's results.
+    Each(&'a [T]),
+    /// One value for all of them.
+    One(T),
+}
+
+/// float32 or float64. A mask is 1 where it holds, and 0 elsewhere.
+pub(super) trait Real:
+    Copy
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    const ZERO: Self;
+    const ONE: Self;
+    const TWO: Self;
+    const HALF: Self;
+    fn abs(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn exp(self) -> Self;
+    fn log(self) -> Self;
+    /// Powers other than those that [`pow`] takes out.
+    fn general_power(self, exponent: Self) -> Self;
+}
+
+macro_rules! real {
+    ($real:ty, $exp:path, $log:path, $pow:path) => {
+        impl Real for $real {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const TWO: Self = 2.0;
+            const HALF: Self = 0.5;
+
+            #[inline(always)]
+            fn abs(self) -> Self {
+                <$real>::abs(self)
+            }
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                <$real>::sqrt(self)
+            }
+
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $exp(self)
+            }
+
+            #[inline(always)]
+            fn log(self) -> Self {
+                $log(self)
+            }
+
+            #[inline(always)]
+            fn general_power(self, exponent: Self) -> Self {
+                $pow(self, exponent)
+            }
+        }
+    };
+}
+
+// Not std's: their results differ between platforms.
+real!(f32, math::exp, math::log, libm::powf);
+real!(f64, libm::exp, libm::log, libm::pow);
+
+#[inline(always)]
+fn mask<T: Real>(holds: bool) -> T {
+    if holds {
+        T::ONE
+    } else {
+        T::ZERO
+    }
+}
+
+/// 1 above 0, -1 below, the value itself where it is 0 or NaN.
+#[inline(always)]
+fn sign<T: Real>(x: T) -> T {
+    let below = if x < T::ZERO { -T::ONE } else { x };
+    if x > T::ZERO {
+        T::ONE
+    } else {
+        below
+    }
+}
+
+/// NaN if one of them is.
+#[inline(always)]
+#[allow(clippy::eq_op)] // NaN differs from itself.
+fn maximum<T: Real>(a: T, b: T) -> T {
+    if a >= b || a != a {
+        a
+    } else {
+        b
+    }
+}
+
+/// NaN if one of them is.
+#[inline(always)]
+#[allow(clippy::eq_op)] // NaN differs from itself.
+fn minimum<T: Real>(a: T, b: T) -> T {
+    if a <= b || a != a {
+        a
+    } else {
+        b
+    }
+}
+
+/// The exponents that people write are exact operations of IEEE 754.
+#[inline(always)]
+fn pow<T: Real>(x: T, exponent: T) -> T {
+    if exponent == T::HALF {
+        x.sqrt()
+    } else if exponent == T::TWO {
+        x * x
+    } else if exponent == T::ONE {
+        x
+    } else if exponent == -T::ONE {
+        T::ONE / x
+    } else {
+        x.general_power(exponent)
+    }
+}
+
+#[inline(always)]
+fn map<T: Real>(a: Argument<'_, T>, out: &mut [T], f: impl Fn(T) -> T) {
+    match a {
+        Argument::Each(a) => {
+            for (out, &a) in out.iter_mut().zip(a) {
+                *out = f(a);
+            }
+        }
+        Argument::One(a) => out.fill(f(a)),
+    }
+}
+
+#[inline(always)]
+fn map2<T: Real>(a: Argument<'_, T>, b: Argument<'_, T>, out: &mut [T], f: impl Fn(T, T) -> T) {
+    match (a, b) {
+        (Argument::Each(a), Argument::Each(b)) => {
+            for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+                *out = f(a, b);
+            }
+        }
+        (Argument::Each(a), Argument::One(b)) => {
+            for (out, &a) in out.iter_mut().zip(a) {
+                *out = f(a, b);
+            }
+        }
+        (Argument::One(a), Argument::Each(b)) => {
+            for (out, &b) in out.iter_mut().zip(b) {
+                *out = f(a, b);
+            }
+        }
+        (Argument::One(a), Argument::One(b)) => out.fill(f(a, b)),
+    }
+}
+
+pub(super) fn unary<T: Real>(operation: Unary, a: Argument<'_, T>, out: &mut [T]) {
+    match operation {
+        Unary::Neg => map(a, out, |a| -a),
+        Unary::Abs => map(a, out, T::abs),
+        Unary::Sign => map(a, out, sign),
+        Unary::Sqrt => map(a, out, T::sqrt),
+        Unary::Exp => map(a, out, T::exp),
+        Unary::Log => map(a, out, T::log),
+        Unary::Not => map(a, out, |a| T::ONE - a),
+    }
+}
+
+pub(super) fn binary<T: Real>(
+    operation: Binary,
+    a: Argument<'_, T>,
+    b: Argument<'_, T>,
+    out: &mut [T],
+) {
+    match operation {
+        Binary::Add => map2(a, b, out, |a, b| a + b),
+        Binary::Sub => map2(a, b, out, |a, b| a - b),
+        Binary::Mul => map2(a, b, out, |a, b| a * b),
+        Binary::Div => map2(a, b, out, |a, b| a / b),
+        Binary::Pow => power(a, b, out),
+        Binary::Maximum => map2(a, b, out, maximum),
+        Binary::Minimum => map2(a, b, out, minimum),
+        Binary::Less => map2(a, b, out, |a, b| mask(a < b)),
+        Binary::LessEqual => map2(a, b, out, |a, b| mask(a <= b)),
+        Binary::Greater => map2(a, b, out, |a, b| mask(a > b)),
+        Binary::GreaterEqual => map2(a, b, out, |a, b| mask(a >= b)),
+        Binary::Equal => map2(a, b, out, |a, b| mask(a == b)),
+        Binary::NotEqual => map2(a, b, out, |a, b| mask(a != b)),
+        Binary::And => map2(a, b, out, |a, b| a * b),
+        Binary::Or => map2(a, b, out, maximum),
+    }
+}
+
+/// One exponent for all: choose the loop once.
+fn power<T: Real>(a: Argument<'_, T>, b: Argument<'_, T>, out: &mut [T]) {
+    match b {
+        Argument::One(exponent) if exponent == T::HALF => map(a, out, T::sqrt),
+        Argument::One(exponent) if exponent == T::TWO => map(a, out, |a| a * a),
+        _ => map2(a, b, out, pow),
+    }
+}
+
+/// `yes` where the mask holds, `no` elsewhere.
+pub(super) fn choose<T: Real>(
+    holds: &[T],
+    yes: Argument<'_, T>,
+    no: Argument<'_, T>,
+    out: &mut [T],
+) {
+    let places = out.iter_mut().zip(holds);
+    match (yes, no) {
+        (Argument::Each(yes), Argument::Each(no)) => {
+            for (((out, &holds), &yes), &no) in places.zip(yes).zip(no) {
+                *out = if holds == T::ZERO { no } else { yes };
+            }
+        }
+        (Argument::Each(yes), Argument::One(no)) => {
+            for ((out, &holds), &yes) in places.zip(yes) {
+                *out = if holds == T::ZERO { no } else { yes };
+            }
+        }
+        (Argument::One(yes), Argument::Each(no)) => {
+            for ((out, &holds), &no) in places.zip(no) {
+                *out = if holds == T::ZERO { no } else { yes };
+            }
+        }
+        (Argument::One(yes), Argument::One(no)) => {
+            for (out, &holds) in places {
+                *out = if holds == T::ZERO { no } else { yes };
+            }
+        }
+    }
+}
+
+/// Reduce each row of `elements` values to one.
+pub(super) fn reduce(operation: Reduction, a: &[f32], elements: usize, out: &mut [f32]) {
+    let fold = |row: &[f32], f: fn(f32, f32) -> f32| row[1..].iter().fold(row[0], |a, &b| f(a, b));
+    for (out, row) in out.iter_mut().zip(a.chunks_exact(elements)) {
+        *out = match operation {
+            Reduction::Sum => sum(row),
+            Reduction::Mean => sum(row) / elements as f32,
+            Reduction::Max => fold(row, maximum),
+            Reduction::Min => fold(row, minimum),
+        };
+    }
+}
+
+/// In `NumPy`'s order: up to 7 values one after the other; up to 128 in eight sums by place modulo 8
+/// that are added as a tree, then what is left behind the last multiple of 8; more by halves whose
+/// first has a length that 8 divides.
+fn sum(row: &[f32]) -> f32 {
+    let n = row.len();
+    if n < 8 {
+        return row.iter().fold(-0.0, |sum, x| sum + x);
+    }
+    if n > 128 {
+        let half = n / 2 - n / 2 % 8;
+        return sum(&row[..half]) + sum(&row[half..]);
+    }
+    let mut eight = [0.0; 8];
+    eight.copy_from_slice(&row[..8]);
+    let rest = row[8..].chunks_exact(8);
+    let last = rest.remainder();
+    for values in rest {
+        for (sum, x) in eight.iter_mut().zip(values) {
+            *sum += x;
+        }
+    }
+    let [a, b, c, d, e, f, g, h] = eight;
+    let whole = ((a + b) + (c + d)) + ((e + f) + (g + h));
+    last.iter().fold(whole, |sum, x| sum + x)
+}
