@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,16 @@ from backstay.tables import (
     per_element,
     per_row,
 )
-from backstay.tables.expressions import MAX_NODES, Expression
+from backstay.tables.expressions import (
+    ARITY,
+    MAX_DEPTH,
+    MAX_EXPRESSION_BYTES,
+    MAX_NODES,
+    Expression,
+)
 from tools.make_user_function_vectors import CASES, PATH, adagrad, clipped_by_norm, soft, text
+
+ROOT = Path(__file__).parents[2]
 
 
 def clip(weights: Any, *, limit: float = 1.0) -> Any:
@@ -106,7 +116,7 @@ def test_in_place_operators_make_new_values() -> None:
 def test_score_and_admission() -> None:
     score = ScoreFunction.of(worth)
     assert score.settings == {"day": 86_400.0}
-    assert AdmissionFunction.of(admitted).expression.nodes[-1] == ("or", (4, 7))
+    assert AdmissionFunction.of(admitted).expression.nodes[-1] == ("or", (3, 6))
     with pytest.raises(
         ConfigError, match="returned admitted is a number for the row; allowed: a mask"
     ):
@@ -328,3 +338,32 @@ def test_both_languages_refuse_hostile_expressions(
 def test_an_expression_is_what_its_json_says() -> None:
     expression = PullFunction.of(clip).expression
     assert Expression.from_plain(json.loads(json.dumps(expression.to_plain()))) == expression
+
+
+def test_the_guide_runs() -> None:
+    page = (ROOT / "docs/guide/user-functions.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    made: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "the guide", "exec"), made)
+    specs = [one for one in made.values() if isinstance(one, TableSpec)]
+    assert [spec.name for spec in specs] == ["clicks", "bounded"]
+    specs.append(TableSpec.sparse("clipped", 16, optimizer=made["optimizer"]))
+    for spec in specs:
+        _native.canonical_table(spec.to_json())
+
+
+def test_the_reference_has_the_form_and_every_operation() -> None:
+    page = (ROOT / "docs/reference/tables.md").read_text(encoding="utf-8")
+    section = page.split("\n## User functions\n")[1].split("\n## ")[0]
+    shown = re.search(r"^```json\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert shown
+    made = UserOptimizer.of(adagrad, learning_rate=0.05)
+    assert json.loads(shown[1]) == {"user": made.to_plain()}
+    for name in ARITY:
+        assert f"`{name}`" in section, name
+    limits = (
+        f"{MAX_NODES} nodes, {MAX_DEPTH} of them one behind the other, {MAX_EXPRESSION_BYTES:,}"
+    )
+    assert limits in section

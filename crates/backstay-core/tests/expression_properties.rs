@@ -34,6 +34,7 @@ fn signature(result: Type) -> Signature {
             ("time".into(), Shape::Batch),
             ("last_seen".into(), Shape::Number),
         ],
+        outside: None,
         settings: vec!["a".into(), "b".into()],
         results: vec![("result".into(), result)],
     }
@@ -215,8 +216,18 @@ fn interpret(expression: &Expression, row: &Row) -> Value {
 }
 
 /// Run over rows in blocks of `block`.
-fn run(expression: &Expression, result: Type, rows: &[Row], block: usize) -> Vec<Vec<f32>> {
-    let program = Program::new(expression, &signature(result)).unwrap();
+fn run(
+    expression: &Expression,
+    result: Type,
+    rows: &[Row],
+    block: usize,
+    outside: Option<usize>,
+) -> Vec<Vec<f32>> {
+    let signature = Signature {
+        outside,
+        ..signature(result)
+    };
+    let program = Program::new(expression, &signature).unwrap();
     let mut evaluation = program.begin(ELEMENTS, block, &[TIME, SETTINGS[0], SETTINGS[1]]);
     let mut all = Vec::new();
     for rows in rows.chunks(block) {
@@ -231,7 +242,8 @@ fn run(expression: &Expression, result: Type, rows: &[Row], block: usize) -> Vec
                 input[at] = row.last_seen;
             }
         }
-        evaluation.run(rows.len());
+        let weights: Vec<f32> = rows.iter().flat_map(|row| row.weights.clone()).collect();
+        evaluation.run(rows.len(), &weights);
         let width = if result.shape == Shape::Vector {
             ELEMENTS
         } else {
@@ -339,9 +351,9 @@ proptest! {
 
     /// Bits equal the interpreter's. `math` has the tests of `exp` and `log`.
     #[test]
-    fn the_program_computes_what_the_interpreter_does(words in words(), rows in rows()) {
+    fn the_program_computes_what_the_interpreter_does(words in words(), rows in rows(), outside: bool) {
         let (expression, result) = expression_of(&words, true);
-        let got = run(&expression, result, &rows, 4);
+        let got = run(&expression, result, &rows, 4, outside.then_some(0));
         for (row, got) in rows.iter().zip(got) {
             let wanted = match (interpret(&expression, row), result.shape) {
                 (Vector(all), _) => all,
@@ -362,7 +374,7 @@ proptest! {
     fn blocks_of_any_size_give_the_same_bits(words in words(), rows in rows(), block in 1usize..9) {
         let (expression, result) = expression_of(&words, false);
         let bits = |block| -> Vec<u32> {
-            let all = run(&expression, result, &rows, block).concat();
+            let all = run(&expression, result, &rows, block, None).concat();
             all.iter().map(|&one| canonical(one).to_bits()).collect()
         };
         prop_assert_eq!(bits(block), bits(8), "{}", expression.canonical_json());

@@ -42,6 +42,9 @@ pub struct Type {
 pub struct Signature {
     /// Name and shape of each input.
     pub inputs: Vec<(String, Shape)>,
+    /// The input, of shape [`Shape::Vector`], that lies in one piece elsewhere and is given to
+    /// each run, not copied.
+    pub outside: Option<usize>,
     /// Names of the settings.
     pub settings: Vec<String>,
     /// Name and type of each result. A result of an earlier shape is repeated to this one.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::canonical;
 use super::check::{ExpressionError, Shape, Signature, Type, MAX_MAGNITUDE};
 use super::node::Expression;
 use super::program::{Evaluation, Program};
@@ -172,6 +171,7 @@ impl<K: FunctionKind> TryFrom<FunctionJson> for Function<K> {
         let (result, wanted) = K::RESULT;
         let signature = Signature {
             inputs: inputs.collect(),
+            outside: None,
             settings: json.settings.keys().cloned().collect(),
             results: vec![(result.into(), wanted)],
         };
@@ -277,10 +277,8 @@ impl Function<Pull> {
             if let Some(input) = evaluation.narrow_input(0) {
                 input[..rows.len()].copy_from_slice(rows);
             }
-            evaluation.run(rows.len() / elements);
-            for (weight, &result) in rows.iter_mut().zip(evaluation.result(0)) {
-                *weight = canonical(result);
-            }
+            evaluation.run(rows.len() / elements, &[]);
+            rows.copy_from_slice(&evaluation.result(0)[..rows.len()]);
         }
     }
 }
@@ -288,7 +286,7 @@ impl Function<Pull> {
 impl Function<Score> {
     /// The score of each row at a time in seconds.
     pub fn scores(&self, time: f64, rows: &[RowContext], out: &mut [f32]) {
-        self.of_statistics(time, rows, |at, result| out[at] = canonical(result));
+        self.of_statistics(time, rows, |at, result| out[at] = result);
     }
 }
 
@@ -318,7 +316,7 @@ impl<K> Function<K> {
                     }
                 }
             }
-            evaluation.run(rows.len());
+            evaluation.run(rows.len(), &[]);
             let results = &evaluation.result(0)[..rows.len()];
             for (at, &result) in results.iter().enumerate() {
                 take(block * most + at, result);

@@ -6,8 +6,9 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use super::math;
 use super::node::{Binary, Reduction, Unary};
+use super::program::Operation;
+use super::{canonical, math};
 
 /// The argument of a loop.
 #[derive(Clone, Copy)]
@@ -172,7 +173,8 @@ fn map2<T: Real>(a: Argument<'_, T>, b: Argument<'_, T>, out: &mut [T], f: impl 
     }
 }
 
-pub(super) fn unary<T: Real>(operation: Unary, a: Argument<'_, T>, out: &mut [T]) {
+#[inline(always)]
+fn unary<T: Real>(operation: Unary, a: Argument<'_, T>, out: &mut [T]) {
     match operation {
         Unary::Neg => map(a, out, |a| -a),
         Unary::Abs => map(a, out, T::abs),
@@ -184,12 +186,8 @@ pub(super) fn unary<T: Real>(operation: Unary, a: Argument<'_, T>, out: &mut [T]
     }
 }
 
-pub(super) fn binary<T: Real>(
-    operation: Binary,
-    a: Argument<'_, T>,
-    b: Argument<'_, T>,
-    out: &mut [T],
-) {
+#[inline(always)]
+fn binary<T: Real>(operation: Binary, a: Argument<'_, T>, b: Argument<'_, T>, out: &mut [T]) {
     match operation {
         Binary::Add => map2(a, b, out, |a, b| a + b),
         Binary::Sub => map2(a, b, out, |a, b| a - b),
@@ -210,6 +208,7 @@ pub(super) fn binary<T: Real>(
 }
 
 /// One exponent for all: choose the loop once.
+#[inline(always)]
 fn power<T: Real>(a: Argument<'_, T>, b: Argument<'_, T>, out: &mut [T]) {
     match b {
         Argument::One(exponent) if exponent == T::HALF => map(a, out, T::sqrt),
@@ -218,13 +217,75 @@ fn power<T: Real>(a: Argument<'_, T>, b: Argument<'_, T>, out: &mut [T]) {
     }
 }
 
-/// `yes` where the mask holds, `no` elsewhere.
-pub(super) fn choose<T: Real>(
-    holds: &[T],
-    yes: Argument<'_, T>,
-    no: Argument<'_, T>,
+/// Run an operation whose arguments are all of one bank, or of the batch.
+pub(super) fn compute<T: Real>(
+    operation: Operation,
+    arguments: [Argument<'_, T>; 3],
     out: &mut [T],
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if out.len() > 1 && is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { compute_with_avx2(operation, arguments, out) };
+    }
+    compute_plain(operation, arguments, out);
+}
+
+/// The same loops over wider registers. The operations are those of IEEE 754 all the same, and none
+/// are fused, so the bits are equal.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn compute_with_avx2<T: Real>(
+    operation: Operation,
+    arguments: [Argument<'_, T>; 3],
+    out: &mut [T],
+) {
+    compute_plain(operation, arguments, out);
+}
+
+#[inline(always)]
+fn compute_plain<T: Real>(operation: Operation, [a, b, c]: [Argument<'_, T>; 3], out: &mut [T]) {
+    match operation {
+        Operation::Unary(operation) => unary(operation, a, out),
+        Operation::Binary(operation) => binary(operation, a, b, out),
+        Operation::Where => match a {
+            Argument::Each(holds) => choose(holds, b, c, out),
+            Argument::One(holds) => match if holds == T::ZERO { c } else { b } {
+                Argument::Each(chosen) => out.copy_from_slice(chosen),
+                Argument::One(chosen) => out.fill(chosen),
+            },
+        },
+        // These are not among values of one bank.
+        Operation::Reduce(_) | Operation::Round | Operation::Repeat => {}
+    }
+}
+
+/// Make the bits of every NaN the same.
+pub(super) fn canonicalize(values: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { canonicalize_with_avx2(values) };
+    }
+    canonicalize_plain(values);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn canonicalize_with_avx2(values: &mut [f32]) {
+    canonicalize_plain(values);
+}
+
+#[inline(always)]
+fn canonicalize_plain(values: &mut [f32]) {
+    for value in values {
+        *value = canonical(*value);
+    }
+}
+
+/// `yes` where the mask holds, `no` elsewhere.
+#[inline(always)]
+fn choose<T: Real>(holds: &[T], yes: Argument<'_, T>, no: Argument<'_, T>, out: &mut [T]) {
     let places = out.iter_mut().zip(holds);
     match (yes, no) {
         (Argument::Each(yes), Argument::Each(no)) => {
@@ -287,4 +348,93 @@ fn sum(row: &[f32]) -> f32 {
     let [a, b, c, d, e, f, g, h] = eight;
     let whole = ((a + b) + (c + d)) + ((e + f) + (g + h));
     last.iter().fold(whole, |sum, x| sum + x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const OPERATIONS: [Operation; 23] = [
+        Operation::Unary(Unary::Neg),
+        Operation::Unary(Unary::Abs),
+        Operation::Unary(Unary::Sign),
+        Operation::Unary(Unary::Sqrt),
+        Operation::Unary(Unary::Exp),
+        Operation::Unary(Unary::Log),
+        Operation::Unary(Unary::Not),
+        Operation::Binary(Binary::Add),
+        Operation::Binary(Binary::Sub),
+        Operation::Binary(Binary::Mul),
+        Operation::Binary(Binary::Div),
+        Operation::Binary(Binary::Pow),
+        Operation::Binary(Binary::Maximum),
+        Operation::Binary(Binary::Minimum),
+        Operation::Binary(Binary::Less),
+        Operation::Binary(Binary::LessEqual),
+        Operation::Binary(Binary::Greater),
+        Operation::Binary(Binary::GreaterEqual),
+        Operation::Binary(Binary::Equal),
+        Operation::Binary(Binary::NotEqual),
+        Operation::Binary(Binary::And),
+        Operation::Binary(Binary::Or),
+        Operation::Where,
+    ];
+
+    /// The result of one element at a time, which no vector loop computes.
+    fn one_by_one(operation: Operation, [a, b, c]: [&[f32]; 3], ones: [bool; 3]) -> Vec<u32> {
+        let at =
+            |values: &[f32], one: bool, at: usize| Argument::One(values[if one { 0 } else { at }]);
+        let element = |place: usize| {
+            let mut out = [0.0];
+            let arguments = [
+                at(a, ones[0], place),
+                at(b, ones[1], place),
+                at(c, ones[2], place),
+            ];
+            compute_plain(operation, arguments, &mut out);
+            canonical(out[0]).to_bits()
+        };
+        (0..a.len()).map(element).collect()
+    }
+
+    proptest! {
+        /// Any float32 there is, in vectors of any length, wide or not, gives the bits of itself alone.
+        #[test]
+        fn every_loop_gives_the_same_bits(
+            rows in prop::collection::vec((prop::num::f32::ANY, prop::num::f32::ANY, prop::num::f32::ANY), 1..70),
+            ones: [bool; 3],
+        ) {
+            let column = |of: fn(&(f32, f32, f32)) -> f32| -> Vec<f32> { rows.iter().map(of).collect() };
+            let columns = [column(|row| row.0), column(|row| row.1), column(|row| row.2)];
+            let all = [&columns[0][..], &columns[1][..], &columns[2][..]];
+            for operation in OPERATIONS {
+                let argument = |at: usize| match ones[at] {
+                    true => Argument::One(all[at][0]),
+                    false => Argument::Each(all[at]),
+                };
+                let arguments = [argument(0), argument(1), argument(2)];
+                let wanted = one_by_one(operation, all, ones);
+                for run in [compute::<f32>, compute_plain::<f32>] {
+                    let mut out = vec![0.0; rows.len()];
+                    run(operation, arguments, &mut out);
+                    canonicalize(&mut out);
+                    let bits: Vec<u32> = out.iter().map(|one| one.to_bits()).collect();
+                    prop_assert_eq!(&bits, &wanted, "{:?}", operation);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_long_rows_have_one_order() {
+        let row: Vec<f32> = (0..1_000).map(|at| (at as f32).sin()).collect();
+        let mut out = [0.0];
+        reduce(Reduction::Sum, &row, row.len(), &mut out);
+        // By halves whose first has a length that 8 divides.
+        let by_hand = sum(&row[..496]) + sum(&row[496..]);
+        assert_eq!(out[0].to_bits(), by_hand.to_bits());
+        assert_eq!(sum(&[]).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(sum(&[-0.0; 3]).to_bits(), (-0.0f32).to_bits());
+    }
 }

@@ -6,7 +6,7 @@
 //! is allocated for a row, and no result depends on how rows are cut into blocks.
 
 use super::check::{ExpressionError, Shape, Signature, Type, MAX_ROW_BYTES};
-use super::kernels::{self, Argument, Real};
+use super::kernels::{self, Argument};
 use super::node::{Binary, Expression, NodeId, Parts, Reduction, Unary};
 
 /// Elements that are worked on together, if a row has fewer.
@@ -21,6 +21,8 @@ enum Bank {
     Wide,
     /// A float32 for each row, or for each element.
     Narrow,
+    /// The float32 of the input that lies outside.
+    Outside,
 }
 
 /// A value: its bank, its register there, and whether it has one value for each element.
@@ -31,8 +33,16 @@ struct Place {
     vector: bool,
 }
 
+impl Place {
+    /// Whether it is in a register that other values can have before and after it.
+    fn has_register(self) -> bool {
+        matches!(self.bank, Bank::Wide | Bank::Narrow)
+    }
+}
+
+/// How a step makes its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operation {
+pub(super) enum Operation {
     Unary(Unary),
     Binary(Binary),
     Where,
@@ -67,6 +77,9 @@ pub struct Program {
     narrow_registers: usize,
 }
 
+/// Banks that have registers.
+const BANKS: usize = 3;
+
 impl Program {
     /// Check an expression and make it ready.
     pub fn new(expression: &Expression, signature: &Signature) -> Result<Self, ExpressionError> {
@@ -85,7 +98,11 @@ impl Program {
         lowering.results = results
             .filter_map(|(&node, (_, wanted))| {
                 let place = lowering.places[node as usize]?;
-                Some(lowering.narrowed(place, wanted.shape == Shape::Vector))
+                let place = lowering.narrowed(place, wanted.shape == Shape::Vector);
+                if place.bank == Bank::Narrow {
+                    return Some(place);
+                }
+                Some(lowering.push(Operation::Repeat, &[place], Shape::Vector))
             })
             .collect();
         Ok(lowering.finish())
@@ -119,7 +136,7 @@ impl Program {
             };
             let arguments = [0, 1, 2].map(|at| argument(&step.arguments[at]));
             let mut out = [0.0];
-            compute(step.operation, arguments, &mut out);
+            kernels::compute(step.operation, arguments, &mut out);
             batch[step.out.register] = out[0];
         }
         Evaluation {
@@ -164,32 +181,38 @@ impl Evaluation<'_> {
         (place.bank == Bank::Wide).then(|| &mut self.wide[place.register][..])
     }
 
-    /// Compute the results of the first `rows` rows that were written.
-    pub fn run(&mut self, rows: usize) {
+    /// Compute the results of the first `rows` rows that were written. `outside` are those rows of
+    /// [`Signature::outside`], or empty if there is no such input.
+    pub fn run(&mut self, rows: usize, outside: &[f32]) {
         for step in &self.program.steps {
-            self.step(step, rows);
+            self.step(step, rows, outside);
+        }
+        for place in &self.program.results {
+            let n = self.count(*place, rows);
+            kernels::canonicalize(&mut self.narrow[place.register][..n]);
         }
     }
 
-    /// A result of the last run, row by row. What is stored of it goes through [`super::canonical`].
+    /// A result of the last run, row by row; every NaN has the same bits.
     #[inline]
     pub fn result(&self, result: usize) -> &[f32] {
         &self.narrow[self.program.results[result].register]
     }
 
-    fn step(&mut self, step: &Step, rows: usize) {
-        let count = |place: Place| {
-            if place.vector {
-                rows * self.elements
-            } else {
-                rows
-            }
-        };
-        let n = count(step.out);
+    fn count(&self, place: Place, rows: usize) -> usize {
+        if place.vector {
+            rows * self.elements
+        } else {
+            rows
+        }
+    }
+
+    fn step(&mut self, step: &Step, rows: usize, outside: &[f32]) {
+        let n = self.count(step.out, rows);
         if step.out.bank == Bank::Wide {
             let mut out = std::mem::take(&mut self.wide[step.out.register]);
             let arguments = step.arguments.map(|place| self.wide_argument(place, n));
-            compute(step.operation, arguments, &mut out[..n]);
+            kernels::compute(step.operation, arguments, &mut out[..n]);
             self.wide[step.out.register] = out;
             return;
         }
@@ -197,27 +220,31 @@ impl Evaluation<'_> {
         let mut out = std::mem::take(&mut self.narrow[step.out.register]);
         match (step.operation, step.arguments[0]) {
             (Operation::Reduce(reduction), Some(a)) => {
-                let a = &self.narrow[a.register][..count(a)];
-                kernels::reduce(reduction, a, self.elements, &mut out[..n]);
+                if let Argument::Each(a) =
+                    self.narrow_argument(Some(a), self.count(a, rows), outside)
+                {
+                    kernels::reduce(reduction, a, self.elements, &mut out[..n]);
+                }
             }
             (Operation::Round, Some(a)) => {
                 for (out, &wide) in out.iter_mut().zip(&self.wide[a.register][..n]) {
                     *out = wide as f32;
                 }
             }
-            (Operation::Repeat, Some(a)) => self.repeat(a, &mut out[..n]),
+            (Operation::Repeat, Some(a)) => self.repeat(a, &mut out[..n], outside),
             _ => {
-                let arguments = step.arguments.map(|place| self.narrow_argument(place, n));
-                compute(step.operation, arguments, &mut out[..n]);
+                let argument = |place| self.narrow_argument(place, n, outside);
+                kernels::compute(step.operation, step.arguments.map(argument), &mut out[..n]);
             }
         }
         self.narrow[step.out.register] = out;
     }
 
-    fn repeat(&self, a: Place, out: &mut [f32]) {
-        if a.bank == Bank::Batch {
-            out.fill(self.batch[a.register] as f32);
-            return;
+    fn repeat(&self, a: Place, out: &mut [f32], outside: &[f32]) {
+        match a.bank {
+            Bank::Batch => return out.fill(self.batch[a.register] as f32),
+            Bank::Outside => return out.copy_from_slice(&outside[..out.len()]),
+            Bank::Wide | Bank::Narrow => {}
         }
         let of_rows = &self.narrow[a.register];
         for (row, &value) in out.chunks_exact_mut(self.elements).zip(of_rows) {
@@ -237,31 +264,20 @@ impl Evaluation<'_> {
     }
 
     #[inline]
-    fn narrow_argument(&self, place: Option<Place>, n: usize) -> Argument<'_, f32> {
+    fn narrow_argument<'a>(
+        &'a self,
+        place: Option<Place>,
+        n: usize,
+        outside: &'a [f32],
+    ) -> Argument<'a, f32> {
         match place {
+            Some(place) if place.bank == Bank::Outside => Argument::Each(&outside[..n]),
             Some(place) if place.bank == Bank::Narrow => {
                 Argument::Each(&self.narrow[place.register][..n])
             }
             Some(place) => Argument::One(self.batch[place.register] as f32),
             None => Argument::One(0.0),
         }
-    }
-}
-
-/// Run an operation whose arguments are all of one bank, or of the batch.
-fn compute<T: Real>(operation: Operation, [a, b, c]: [Argument<'_, T>; 3], out: &mut [T]) {
-    match operation {
-        Operation::Unary(operation) => kernels::unary(operation, a, out),
-        Operation::Binary(operation) => kernels::binary(operation, a, b, out),
-        Operation::Where => match a {
-            Argument::Each(holds) => kernels::choose(holds, b, c, out),
-            Argument::One(holds) => match if holds == T::ZERO { c } else { b } {
-                Argument::Each(chosen) => out.copy_from_slice(chosen),
-                Argument::One(chosen) => out.fill(chosen),
-            },
-        },
-        // These are not among values of one bank.
-        Operation::Reduce(_) | Operation::Round | Operation::Repeat => {}
     }
 }
 
@@ -292,7 +308,7 @@ struct Lowering {
     batch_steps: Vec<Step>,
     steps: Vec<Step>,
     /// How many values there are in each bank.
-    counts: [usize; 3],
+    counts: [usize; BANKS],
 }
 
 impl Lowering {
@@ -319,7 +335,13 @@ impl Lowering {
                     return Some(place);
                 }
                 let before = signature.inputs[..at].iter();
-                let place = if found.shape == Shape::Batch {
+                let place = if signature.outside == Some(at) {
+                    Place {
+                        bank: Bank::Outside,
+                        register: 0,
+                        vector: true,
+                    }
+                } else if found.shape == Shape::Batch {
                     batch_place(before.filter(|one| one.1 == Shape::Batch).count())
                 } else {
                     self.new_place(found.shape)
@@ -375,7 +397,7 @@ impl Lowering {
         } else {
             place
         };
-        if narrow.bank == Bank::Narrow && narrow.vector == vector {
+        if narrow.bank != Bank::Batch && narrow.vector == vector {
             return narrow;
         }
         self.push(Operation::Repeat, &[narrow], shape)
@@ -465,17 +487,22 @@ fn batch_place(register: usize) -> Place {
 /// Gives values registers, and those of values that nothing uses any more to later ones.
 struct Registers {
     /// The last step that uses each value, by bank; `usize::MAX` for results.
-    last_uses: [Vec<usize>; 3],
-    given: [Vec<usize>; 3],
-    free: [Vec<usize>; 3],
-    used: [usize; 3],
+    last_uses: [Vec<usize>; BANKS],
+    given: [Vec<usize>; BANKS],
+    free: [Vec<usize>; BANKS],
+    used: [usize; BANKS],
 }
 
 impl Registers {
     fn new(lowering: &Lowering) -> Self {
         let mut last_uses = lowering.counts.map(|count| vec![0; count]);
         for (at, step) in lowering.steps.iter().enumerate() {
-            for place in step.arguments.iter().flatten() {
+            for place in step
+                .arguments
+                .iter()
+                .flatten()
+                .filter(|one| one.has_register())
+            {
                 last_uses[place.bank as usize][place.register] = at;
             }
         }
@@ -485,13 +512,13 @@ impl Registers {
         Self {
             last_uses,
             given: lowering.counts.map(|count| vec![0; count]),
-            free: [const { Vec::new() }; 3],
-            used: [0; 3],
+            free: [const { Vec::new() }; BANKS],
+            used: [0; BANKS],
         }
     }
 
     fn define(&mut self, place: Place) -> Place {
-        if place.bank == Bank::Batch {
+        if !place.has_register() {
             return place;
         }
         let bank = place.bank as usize;
@@ -504,7 +531,7 @@ impl Registers {
     }
 
     fn of(&self, place: Place) -> Place {
-        if place.bank == Bank::Batch {
+        if !place.has_register() {
             return place;
         }
         let register = self.given[place.bank as usize][place.register];
@@ -512,13 +539,13 @@ impl Registers {
     }
 
     fn release(&mut self, place: Place, at: usize) {
-        let bank = place.bank as usize;
-        let register = self.of(place).register;
-        if place.bank != Bank::Batch
-            && self.last_uses[bank][place.register] == at
-            && !self.free[bank].contains(&register)
-        {
-            self.free[bank].push(register);
+        if !place.has_register() || self.last_uses[place.bank as usize][place.register] != at {
+            return;
+        }
+        let (register, free) = (self.of(place).register, &mut self.free[place.bank as usize]);
+        // It may be two arguments of one step.
+        if !free.contains(&register) {
+            free.push(register);
         }
     }
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::RowOptimizer;
 use crate::expression::{
-    canonical, check_names, check_number, Evaluation, Expression, FunctionError, Program, Shape,
-    Signature, Type, MAX_SETTINGS,
+    check_names, check_number, Evaluation, Expression, FunctionError, Program, Shape, Signature,
+    Type, MAX_SETTINGS,
 };
 use crate::hash::table_id;
 
@@ -104,6 +104,7 @@ impl TryFrom<UserJson> for User {
         let number = |(name, shape)| (name, Type { shape, mask: false });
         let signature = Signature {
             inputs: inputs.chain(states.clone()).collect(),
+            outside: Some(GRADIENT),
             settings: json.settings.keys().cloned().collect(),
             results: weights.chain(states).map(number).collect(),
         };
@@ -255,7 +256,7 @@ pub struct UserBatch<'a> {
 impl UserBatch<'_> {
     /// Put in a row as the `at`-th.
     #[inline]
-    pub fn put(&mut self, at: usize, weights: &[f32], state: &[f32], gradient: &[f32]) {
+    pub fn put(&mut self, at: usize, weights: &[f32], state: &[f32]) {
         let elements = self.row_elements;
         let mut put = |input, values: &[f32]| {
             if let Some(input) = self.evaluation.narrow_input(input) {
@@ -263,7 +264,6 @@ impl UserBatch<'_> {
             }
         };
         put(WEIGHTS, weights);
-        put(GRADIENT, gradient);
         let mut behind = state;
         for (number, one) in self.states.iter().enumerate() {
             let (values, rest) = behind.split_at(one.per.words(elements));
@@ -272,9 +272,9 @@ impl UserBatch<'_> {
         }
     }
 
-    /// Compute the new rows of the first `rows`.
-    pub fn run(&mut self, rows: usize) {
-        self.evaluation.run(rows);
+    /// Compute the new rows of the first `rows`, with their gradients.
+    pub fn run(&mut self, rows: usize, gradients: &[f32]) {
+        self.evaluation.run(rows, gradients);
     }
 
     /// Take out the `at`-th row.
@@ -282,9 +282,7 @@ impl UserBatch<'_> {
     pub fn take(&self, at: usize, weights: &mut [f32], state: &mut [f32]) {
         let take = |result, values: &mut [f32]| {
             let from = &self.evaluation.result(result)[at * values.len()..];
-            for (value, &new) in values.iter_mut().zip(from) {
-                *value = canonical(new);
-            }
+            values.copy_from_slice(&from[..values.len()]);
         };
         take(0, weights);
         let mut behind = state;
@@ -328,8 +326,8 @@ impl RowOptimizer for User {
         learning_rate_scale: f32,
     ) {
         let mut batch = self.begin(weights.len(), 1, learning_rate_scale);
-        batch.put(0, weights, state, gradient);
-        batch.run(1);
+        batch.put(0, weights, state);
+        batch.run(1, gradient);
         batch.take(0, weights, state);
     }
 }

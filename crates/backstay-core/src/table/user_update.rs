@@ -44,13 +44,12 @@ impl Table {
         for (block, gradients) in keys.chunks(most).zip(values.chunks(most * elements)) {
             self.look_up(block, &mut places);
             let (mut seen, mut count) = (Seen::nothing(), 0);
-            let gradients = gradients.chunks_exact(elements);
-            for ((&key, &Place { hash, suggested }), gradient) in
-                block.iter().zip(&places).zip(gradients)
-            {
+            let mut gradients = gradients;
+            for (&key, &Place { hash, suggested }) in block.iter().zip(&places) {
                 if seen.meets(hash) {
-                    self.finish_rows(&mut batch, &rows[..count], &mut scratch);
-                    (seen, count) = (Seen::nothing(), 0);
+                    let (before, rest) = gradients.split_at(count * elements);
+                    self.finish_rows(&mut batch, &rows[..count], before, &mut scratch);
+                    (seen, count, gradients) = (Seen::nothing(), 0, rest);
                     seen.meets(hash);
                 }
                 let (slot, row, created) = self.find_or_create(key, hash, suggested);
@@ -61,15 +60,15 @@ impl Table {
                 let (weights, state) = words.split_at(self.weight_words);
                 let state: &[f32] = bytemuck::cast_slice(state);
                 if storage::is_plain(self.spec.storage) {
-                    batch.put(count, bytemuck::cast_slice(weights), state, gradient);
+                    batch.put(count, bytemuck::cast_slice(weights), state);
                 } else {
                     storage::decode(self.spec.storage, weights, &mut scratch);
-                    batch.put(count, &scratch, state, gradient);
+                    batch.put(count, &scratch, state);
                 }
                 rows[count] = (slot, row);
                 count += 1;
             }
-            self.finish_rows(&mut batch, &rows[..count], &mut scratch);
+            self.finish_rows(&mut batch, &rows[..count], gradients, &mut scratch);
         }
     }
 
@@ -93,9 +92,10 @@ impl Table {
         &mut self,
         batch: &mut UserBatch<'_>,
         rows: &[(usize, usize)],
+        gradients: &[f32],
         scratch: &mut [f32],
     ) {
-        batch.run(rows.len());
+        batch.run(rows.len(), gradients);
         let storage = self.spec.storage;
         for (at, &(slot, row)) in rows.iter().enumerate() {
             let words = self.maps[slot].values_mut(row);
