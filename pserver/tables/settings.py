@@ -83,11 +83,11 @@ def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     if before[NON_FINITE] != after[NON_FINITE]:
         was, is_now = (shown_policy(spec[NON_FINITE]) for spec in (before, after))
         lines.append(f"{NON_FINITE}: {was} -> {is_now}")
-    was, is_now = (_function(spec.get("pull")) for spec in (before, after))
-    if was != is_now:
-        lines.append(
-            "pull: another function" if was[0] == is_now[0] else f"pull: {was[0]} -> {is_now[0]}"
-        )
+    held, wanted = (_function(spec.get("pull")) for spec in (before, after))
+    if held[0] != wanted[0]:
+        lines.append(f"pull: {held[0]} -> {wanted[0]}")
+    elif held != wanted:
+        lines.append("pull: another function")
     return tuple(lines)
 
 

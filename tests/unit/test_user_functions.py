@@ -199,7 +199,8 @@ def _with_attribute(weights: Any) -> Any:
 
 
 def _with_error(weights: Any) -> Any:
-    return weights * {}["rate"]  # here
+    rates: dict[str, float] = {}
+    return weights * rates["rate"]  # here
 
 
 def _with_endless_loop(weights: Any) -> Any:

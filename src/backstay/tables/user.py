@@ -226,7 +226,8 @@ class AdmissionFunction(_RowFunction):
 
 def _check_function(owner: UserOptimizer | _RowFunction, taken: Sequence[str]) -> None:
     """Check name and settings, and read an expression that is still JSON."""
-    if not (isinstance(owner.name, str) and _NAME.fullmatch(owner.name)):
+    name: object = owner.name
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ConfigError(
             f"{type(owner).__name__}.name is {owner.name!r}; allowed: a Python name of up to 64 "
             "letters, digits and _"

@@ -1,4 +1,4 @@
-"""User functions on real processes whose masters die: rows are NumPy's to the bit, copies are equal."""
+"""User functions on real processes whose masters die: rows are NumPy's, and copies are equal."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_rows_are_numpys_while_settings_change_and_masters_die(eventually: Event
         assert client.pull(table, [10_000]).max() == 0.25
         assert client.pull(table, KEYS).max() == np.float32(0.25)
         shown = ctl(cluster, "tables").stdout
-        assert "user clipped_by_norm" in shown and "expression" not in shown
+        assert "user clipped_by_norm" in shown
+        assert "expression" not in shown
 
 
 def test_another_function_is_refused_and_a_pulls_may_change() -> None:
@@ -94,7 +95,7 @@ def test_another_function_is_refused_and_a_pulls_may_change() -> None:
         first = TableSpec.sparse("u", DIM, optimizer=UserOptimizer.of(adagrad, learning_rate=0.5))
         client.create_table(first)
         other = UserOptimizer.of(clipped_by_norm, learning_rate=0.5)
-        with pytest.raises(TableConflict, match="optimizer.user.expression") as raised:
+        with pytest.raises(TableConflict, match=r"optimizer\.user\.expression") as raised:
             client.create_table(TableSpec.sparse("u", DIM, optimizer=other), update_settings=True)
         assert len(str(raised.value)) < 2_500
         refused = ctl(cluster, "tables", "set", "u", "expression=1")

@@ -30,7 +30,7 @@ pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
 pub use sgd::Sgd;
 pub use stamp::Stamp;
-pub use user::{Per, User, UserBatch, UserState, MAX_STATES};
+pub use user::{Field, Per, User, UserBatch, UserState, MAX_FIELDS, MAX_STATES};
 
 use serde::{Deserialize, Serialize};
 

@@ -238,59 +238,62 @@ impl User {
         let rate = self.json.learning_rate * f64::from(learning_rate_scale);
         let settings = self.json.settings.values().copied();
         let given: Vec<f64> = std::iter::once(rate).chain(settings).collect();
+        let mut fields = vec![Field {
+            offset: 0,
+            values: row_elements,
+        }];
+        let mut offset = 0;
+        for state in &self.json.states {
+            let values = state.per.words(row_elements);
+            fields.push(Field { offset, values });
+            offset += values;
+        }
         UserBatch {
-            states: &self.json.states,
-            row_elements,
+            fields,
             evaluation: self.program.begin(row_elements, rows, &given),
         }
     }
 }
 
-/// Rows on their way through the function: put them in, run, take them out.
+/// Rows on their way through the function: write the fields of some rows, run, read them.
 pub struct UserBatch<'a> {
-    states: &'a [UserState],
-    row_elements: usize,
+    fields: Vec<Field>,
     evaluation: Evaluation<'a>,
 }
 
+/// A part of a row that the function is given and returns: the weights, then each state.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Its first word behind the weights; 0 for the weights.
+    pub offset: usize,
+    /// How many values a row has.
+    pub values: usize,
+}
+
+/// Most fields of a row.
+pub const MAX_FIELDS: usize = 1 + MAX_STATES;
+
 impl UserBatch<'_> {
-    /// Put in a row as the `at`-th.
-    #[inline]
-    pub fn put(&mut self, at: usize, weights: &[f32], state: &[f32]) {
-        let elements = self.row_elements;
-        let mut put = |input, values: &[f32]| {
-            if let Some(input) = self.evaluation.narrow_input(input) {
-                input[at * values.len()..(at + 1) * values.len()].copy_from_slice(values);
-            }
-        };
-        put(WEIGHTS, weights);
-        let mut behind = state;
-        for (number, one) in self.states.iter().enumerate() {
-            let (values, rest) = behind.split_at(one.per.words(elements));
-            put(FIRST_STATE + number, values);
-            behind = rest;
-        }
+    /// The fields of a row.
+    pub fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    /// Where to write a field of each row; `None` if the function does not use it.
+    pub fn input(&mut self, field: usize) -> Option<&mut [f32]> {
+        let of_state = |field| FIRST_STATE + field - 1;
+        let input = if field == 0 { WEIGHTS } else { of_state(field) };
+        self.evaluation.narrow_input(input)
+    }
+
+    /// A field of each row as it is now.
+    pub fn result(&self, field: usize) -> &[f32] {
+        self.evaluation.result(field)
     }
 
     /// Compute the new rows of the first `rows`, with their gradients.
     pub fn run(&mut self, rows: usize, gradients: &[f32]) {
         self.evaluation.run(rows, gradients);
-    }
-
-    /// Take out the `at`-th row.
-    #[inline]
-    pub fn take(&self, at: usize, weights: &mut [f32], state: &mut [f32]) {
-        let take = |result, values: &mut [f32]| {
-            let from = &self.evaluation.result(result)[at * values.len()..];
-            values.copy_from_slice(&from[..values.len()]);
-        };
-        take(0, weights);
-        let mut behind = state;
-        for (number, one) in self.states.iter().enumerate() {
-            let (values, rest) = behind.split_at_mut(one.per.words(self.row_elements));
-            take(1 + number, values);
-            behind = rest;
-        }
     }
 }
 
@@ -326,8 +329,25 @@ impl RowOptimizer for User {
         learning_rate_scale: f32,
     ) {
         let mut batch = self.begin(weights.len(), 1, learning_rate_scale);
-        batch.put(0, weights, state);
+        for field in 0..batch.fields().len() {
+            let Field { offset, values } = batch.fields()[field];
+            let from = if field == 0 {
+                &weights[..]
+            } else {
+                &state[offset..]
+            };
+            if let Some(input) = batch.input(field) {
+                input.copy_from_slice(&from[..values]);
+            }
+        }
         batch.run(1, gradient);
-        batch.take(0, weights, state);
+        for (field, &Field { offset, values }) in batch.fields().iter().enumerate() {
+            let to = if field == 0 {
+                &mut weights[..]
+            } else {
+                &mut state[offset..]
+            };
+            to[..values].copy_from_slice(batch.result(field));
+        }
     }
 }

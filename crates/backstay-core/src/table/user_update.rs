@@ -2,7 +2,7 @@
 //! many rows at once, and put back.
 
 use crate::expression::Program;
-use crate::optimizer::{RowOptimizer, User, UserBatch};
+use crate::optimizer::{Field, RowOptimizer, User, UserBatch, MAX_FIELDS};
 use crate::storage;
 
 use super::{Place, Table, BLOCK};
@@ -22,6 +22,24 @@ impl Seen {
         let met = *word & bit != 0;
         *word |= bit;
         met
+    }
+}
+
+/// Copy a field of a row. A call for each would take longer than the copy.
+#[inline(always)]
+fn copy(from: &[f32], to: &mut [f32]) {
+    fn whole<const N: usize>(from: &[f32], to: &mut [f32]) {
+        if let (Some(from), Some(to)) = (from.first_chunk::<N>(), to.first_chunk_mut::<N>()) {
+            *to = *from;
+        }
+    }
+    match to.len() {
+        1 => whole::<1>(from, to),
+        8 => whole::<8>(from, to),
+        16 => whole::<16>(from, to),
+        32 => whole::<32>(from, to),
+        64 => whole::<64>(from, to),
+        _ => to.copy_from_slice(from),
     }
 }
 
@@ -48,7 +66,7 @@ impl Table {
             for (&key, &Place { hash, suggested }) in block.iter().zip(&places) {
                 if seen.meets(hash) {
                     let (before, rest) = gradients.split_at(count * elements);
-                    self.finish_rows(&mut batch, &rows[..count], before, &mut scratch);
+                    self.update_rows(&mut batch, &rows[..count], before);
                     (seen, count, gradients) = (Seen::nothing(), 0, rest);
                     seen.meets(hash);
                 }
@@ -56,19 +74,10 @@ impl Table {
                 if created {
                     self.fill_new_row(user, key, (slot, row), &mut scratch);
                 }
-                let words = self.maps[slot].values(row);
-                let (weights, state) = words.split_at(self.weight_words);
-                let state: &[f32] = bytemuck::cast_slice(state);
-                if storage::is_plain(self.spec.storage) {
-                    batch.put(count, bytemuck::cast_slice(weights), state);
-                } else {
-                    storage::decode(self.spec.storage, weights, &mut scratch);
-                    batch.put(count, &scratch, state);
-                }
                 rows[count] = (slot, row);
                 count += 1;
             }
-            self.finish_rows(&mut batch, &rows[..count], gradients, &mut scratch);
+            self.update_rows(&mut batch, &rows[..count], gradients);
         }
     }
 
@@ -87,25 +96,58 @@ impl Table {
         user.init_state(bytemuck::cast_slice_mut(state));
     }
 
-    /// Run the function over the rows that were gathered, and put them back.
-    fn finish_rows(
+    /// Gather rows, run the function over them and put them back.
+    fn update_rows(
         &mut self,
         batch: &mut UserBatch<'_>,
         rows: &[(usize, usize)],
         gradients: &[f32],
-        scratch: &mut [f32],
     ) {
+        self.gather(batch, rows);
         batch.run(rows.len(), gradients);
-        let storage = self.spec.storage;
+        let (storage, weight_words) = (self.spec.storage, self.weight_words);
+        let mut results = [&[][..]; MAX_FIELDS];
+        for (field, result) in results[..batch.fields().len()].iter_mut().enumerate() {
+            *result = batch.result(field);
+        }
         for (at, &(slot, row)) in rows.iter().enumerate() {
             let words = self.maps[slot].values_mut(row);
-            let (weights, state) = words.split_at_mut(self.weight_words);
-            let state = bytemuck::cast_slice_mut(state);
-            if storage::is_plain(storage) {
-                batch.take(at, bytemuck::cast_slice_mut(weights), state);
-            } else {
-                batch.take(at, scratch, state);
-                storage::encode(storage, scratch, weights);
+            let (weights, state) = words.split_at_mut(weight_words);
+            let state: &mut [f32] = bytemuck::cast_slice_mut(state);
+            for (field, (result, one)) in results.iter().zip(batch.fields()).enumerate() {
+                let new = &result[at * one.values..(at + 1) * one.values];
+                if field > 0 {
+                    copy(new, &mut state[one.offset..one.offset + one.values]);
+                } else if storage::is_plain(storage) {
+                    copy(new, bytemuck::cast_slice_mut(weights));
+                } else {
+                    storage::encode(storage, new, weights);
+                }
+            }
+        }
+    }
+
+    fn gather(&self, batch: &mut UserBatch<'_>, rows: &[(usize, usize)]) {
+        let (storage, weight_words) = (self.spec.storage, self.weight_words);
+        let mut all: [&[u32]; BLOCK] = [&[]; BLOCK];
+        for (words, &(slot, row)) in all.iter_mut().zip(rows) {
+            *words = self.maps[slot].values(row);
+        }
+        for field in 0..batch.fields().len() {
+            let Field { offset, values } = batch.fields()[field];
+            let Some(input) = batch.input(field) else {
+                continue;
+            };
+            let places = input.chunks_exact_mut(values).zip(&all[..rows.len()]);
+            if field == 0 && !storage::is_plain(storage) {
+                for (to, words) in places {
+                    storage::decode(storage, &words[..weight_words], to);
+                }
+                continue;
+            }
+            let start = if field == 0 { 0 } else { weight_words + offset };
+            for (to, words) in places {
+                copy(bytemuck::cast_slice(&words[start..start + values]), to);
             }
         }
     }
