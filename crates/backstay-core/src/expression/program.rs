@@ -14,6 +14,7 @@ const BLOCK_ELEMENTS: usize = 1024;
 
 /// Where values lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 enum Bank {
     /// One float64 for the batch.
     Batch,
@@ -25,15 +26,30 @@ enum Bank {
     Outside,
 }
 
-/// A value: its bank, its register there, and whether it has one value for each element.
+/// A value: its bank, its register there, and whether it has one value for each element. Small,
+/// because every step reads several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     bank: Bank,
-    register: usize,
     vector: bool,
+    number: u16,
 }
 
 impl Place {
+    fn new(bank: Bank, register: usize, vector: bool) -> Self {
+        Self {
+            bank,
+            vector,
+            // Some hundred nodes have some thousand values at most.
+            number: register as u16,
+        }
+    }
+
+    #[inline(always)]
+    fn register(self) -> usize {
+        usize::from(self.number)
+    }
+
     /// Whether it is in a register that other values can have before and after it.
     fn has_register(self) -> bool {
         matches!(self.bank, Bank::Wide | Bank::Narrow)
@@ -132,12 +148,12 @@ impl Program {
         }
         for step in &self.batch_steps {
             let argument = |place: &Option<Place>| {
-                Argument::One(place.map_or(0.0, |place| batch[place.register]))
+                Argument::One(place.map_or(0.0, |place| batch[place.register()]))
             };
             let arguments = [0, 1, 2].map(|at| argument(&step.arguments[at]));
             let mut out = [0.0];
             kernels::compute(step.operation, arguments, &mut out);
-            batch[step.out.register] = out[0];
+            batch[step.out.register()] = out[0];
         }
         Evaluation {
             program: self,
@@ -171,14 +187,14 @@ impl Evaluation<'_> {
     #[inline]
     pub fn narrow_input(&mut self, input: usize) -> Option<&mut [f32]> {
         let place = self.program.inputs[input]?;
-        (place.bank == Bank::Narrow).then(|| &mut self.narrow[place.register][..])
+        (place.bank == Bank::Narrow).then(|| &mut self.narrow[place.register()][..])
     }
 
     /// The same for an input of float64, one value a row.
     #[inline]
     pub fn wide_input(&mut self, input: usize) -> Option<&mut [f64]> {
         let place = self.program.inputs[input]?;
-        (place.bank == Bank::Wide).then(|| &mut self.wide[place.register][..])
+        (place.bank == Bank::Wide).then(|| &mut self.wide[place.register()][..])
     }
 
     /// Compute the results of the first `rows` rows that were written. `outside` are those rows of
@@ -189,14 +205,14 @@ impl Evaluation<'_> {
         }
         for place in &self.program.results {
             let n = self.count(*place, rows);
-            kernels::canonicalize(&mut self.narrow[place.register][..n]);
+            kernels::canonicalize(&mut self.narrow[place.register()][..n]);
         }
     }
 
     /// A result of the last run, row by row; every NaN has the same bits.
     #[inline]
     pub fn result(&self, result: usize) -> &[f32] {
-        &self.narrow[self.program.results[result].register]
+        &self.narrow[self.program.results[result].register()]
     }
 
     fn count(&self, place: Place, rows: usize) -> usize {
@@ -210,14 +226,16 @@ impl Evaluation<'_> {
     fn step(&mut self, step: &Step, rows: usize, outside: &[f32]) {
         let n = self.count(step.out, rows);
         if step.out.bank == Bank::Wide {
-            let mut out = std::mem::take(&mut self.wide[step.out.register]);
-            let arguments = step.arguments.map(|place| self.wide_argument(place, n));
+            let mut out = std::mem::take(&mut self.wide[step.out.register()]);
+            let [a, b, c] = step.arguments;
+            let argument = |place| self.wide_argument(place, n);
+            let arguments = [argument(a), argument(b), argument(c)];
             kernels::compute(step.operation, arguments, &mut out[..n]);
-            self.wide[step.out.register] = out;
+            self.wide[step.out.register()] = out;
             return;
         }
         // No argument lies in the register of the result.
-        let mut out = std::mem::take(&mut self.narrow[step.out.register]);
+        let mut out = std::mem::take(&mut self.narrow[step.out.register()]);
         match (step.operation, step.arguments[0]) {
             (Operation::Reduce(reduction), Some(a)) => {
                 if let Argument::Each(a) =
@@ -227,26 +245,28 @@ impl Evaluation<'_> {
                 }
             }
             (Operation::Round, Some(a)) => {
-                for (out, &wide) in out.iter_mut().zip(&self.wide[a.register][..n]) {
+                for (out, &wide) in out.iter_mut().zip(&self.wide[a.register()][..n]) {
                     *out = wide as f32;
                 }
             }
             (Operation::Repeat, Some(a)) => self.repeat(a, &mut out[..n], outside),
             _ => {
+                let [a, b, c] = step.arguments;
                 let argument = |place| self.narrow_argument(place, n, outside);
-                kernels::compute(step.operation, step.arguments.map(argument), &mut out[..n]);
+                let arguments = [argument(a), argument(b), argument(c)];
+                kernels::compute(step.operation, arguments, &mut out[..n]);
             }
         }
-        self.narrow[step.out.register] = out;
+        self.narrow[step.out.register()] = out;
     }
 
     fn repeat(&self, a: Place, out: &mut [f32], outside: &[f32]) {
         match a.bank {
-            Bank::Batch => return out.fill(self.batch[a.register] as f32),
+            Bank::Batch => return out.fill(self.batch[a.register()] as f32),
             Bank::Outside => return out.copy_from_slice(&outside[..out.len()]),
             Bank::Wide | Bank::Narrow => {}
         }
-        let of_rows = &self.narrow[a.register];
+        let of_rows = &self.narrow[a.register()];
         for (row, &value) in out.chunks_exact_mut(self.elements).zip(of_rows) {
             row.fill(value);
         }
@@ -256,9 +276,9 @@ impl Evaluation<'_> {
     fn wide_argument(&self, place: Option<Place>, n: usize) -> Argument<'_, f64> {
         match place {
             Some(place) if place.bank == Bank::Wide => {
-                Argument::Each(&self.wide[place.register][..n])
+                Argument::Each(&self.wide[place.register()][..n])
             }
-            Some(place) => Argument::One(self.batch[place.register]),
+            Some(place) => Argument::One(self.batch[place.register()]),
             None => Argument::One(0.0),
         }
     }
@@ -273,9 +293,9 @@ impl Evaluation<'_> {
         match place {
             Some(place) if place.bank == Bank::Outside => Argument::Each(&outside[..n]),
             Some(place) if place.bank == Bank::Narrow => {
-                Argument::Each(&self.narrow[place.register][..n])
+                Argument::Each(&self.narrow[place.register()][..n])
             }
-            Some(place) => Argument::One(self.batch[place.register] as f32),
+            Some(place) => Argument::One(self.batch[place.register()] as f32),
             None => Argument::One(0.0),
         }
     }
@@ -336,11 +356,7 @@ impl Lowering {
                 }
                 let before = signature.inputs[..at].iter();
                 let place = if signature.outside == Some(at) {
-                    Place {
-                        bank: Bank::Outside,
-                        register: 0,
-                        vector: true,
-                    }
+                    Place::new(Bank::Outside, 0, true)
                 } else if found.shape == Shape::Batch {
                     batch_place(before.filter(|one| one.1 == Shape::Batch).count())
                 } else {
@@ -355,7 +371,7 @@ impl Lowering {
             }
             Parts::Constant(value) => {
                 let place = self.new_place(Shape::Batch);
-                self.constants.push((place.register, value));
+                self.constants.push((place.register(), value));
                 place
             }
             Parts::Unary(operation, a) => {
@@ -437,11 +453,7 @@ impl Lowering {
         };
         let count = &mut self.counts[bank as usize];
         *count += 1;
-        Place {
-            bank,
-            register: *count - 1,
-            vector: shape == Shape::Vector,
-        }
+        Place::new(bank, *count - 1, shape == Shape::Vector)
     }
 
     fn finish(mut self) -> Program {
@@ -477,11 +489,7 @@ impl Lowering {
 }
 
 fn batch_place(register: usize) -> Place {
-    Place {
-        bank: Bank::Batch,
-        register,
-        vector: false,
-    }
+    Place::new(Bank::Batch, register, false)
 }
 
 /// Gives values registers, and those of values that nothing uses any more to later ones.
@@ -503,11 +511,11 @@ impl Registers {
                 .flatten()
                 .filter(|one| one.has_register())
             {
-                last_uses[place.bank as usize][place.register] = at;
+                last_uses[place.bank as usize][place.register()] = at;
             }
         }
         for place in &lowering.results {
-            last_uses[place.bank as usize][place.register] = usize::MAX;
+            last_uses[place.bank as usize][place.register()] = usize::MAX;
         }
         Self {
             last_uses,
@@ -526,23 +534,26 @@ impl Registers {
             self.used[bank] += 1;
             self.used[bank] - 1
         });
-        self.given[bank][place.register] = register;
-        Place { register, ..place }
+        self.given[bank][place.register()] = register;
+        Place::new(place.bank, register, place.vector)
     }
 
     fn of(&self, place: Place) -> Place {
         if !place.has_register() {
             return place;
         }
-        let register = self.given[place.bank as usize][place.register];
-        Place { register, ..place }
+        let register = self.given[place.bank as usize][place.register()];
+        Place::new(place.bank, register, place.vector)
     }
 
     fn release(&mut self, place: Place, at: usize) {
-        if !place.has_register() || self.last_uses[place.bank as usize][place.register] != at {
+        if !place.has_register() || self.last_uses[place.bank as usize][place.register()] != at {
             return;
         }
-        let (register, free) = (self.of(place).register, &mut self.free[place.bank as usize]);
+        let (register, free) = (
+            self.of(place).register(),
+            &mut self.free[place.bank as usize],
+        );
         // It may be two arguments of one step.
         if !free.contains(&register) {
             free.push(register);
