@@ -4,12 +4,12 @@ Frozen dataclasses that check themselves when they are made, with the limits tha
 enforce; the JSON form is what travels. A description decides the content of a table given the
 pushes: two servers with the same description and pushes hold the same bytes.
 
-Imports ``backstay.errors`` and NumPy; never does I/O. docs/reference/tables.md has every formula.
+Imports ``backstay.errors``, and NumPy once a user function is traced; never does I/O.
+docs/reference/tables.md has every formula.
 """
 
 from __future__ import annotations
 
-from backstay.tables.functions import per_element, per_row
 from backstay.tables.initializers import (
     Constant,
     Initializer,
@@ -36,6 +36,8 @@ from backstay.tables.user import (
     ScoreFunction,
     State,
     UserOptimizer,
+    per_element,
+    per_row,
 )
 
 __all__ = [

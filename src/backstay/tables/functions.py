@@ -32,8 +32,9 @@ from backstay.tables.expressions import (
     Signature,
     ValueType,
 )
+from backstay.tables.user import StateDefault
 
-__all__ = ["Traced", "per_element", "per_row", "trace"]
+__all__ = ["Traced", "trace"]
 
 _UFUNCS: dict[Any, str] = {
     np.add: "add",
@@ -68,28 +69,6 @@ _ALLOWED = (
     "power, maximum, minimum, clip, where, sum, mean, max, min, zeros_like, ones_like, full_like"
 )
 _HERE = __file__
-
-
-@dataclass(frozen=True)
-class StateDefault:
-    """The default of a parameter that is a row's state; see :func:`per_element`."""
-
-    per: str
-    initial: float
-
-
-def per_element(initial: float = 0.0) -> Any:
-    """Return the default that makes a parameter a state with one value for each weight.
-
-    Args:
-        initial: Its value in a new row.
-    """
-    return StateDefault("element", initial)
-
-
-def per_row(initial: float = 0.0) -> Any:
-    """Return the default that makes a parameter a state with one value for the whole row."""
-    return StateDefault("row", initial)
 
 
 @dataclass(frozen=True)

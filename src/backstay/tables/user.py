@@ -15,7 +15,16 @@ from backstay.errors import ConfigError
 from backstay.tables.checks import check_choice, check_number
 from backstay.tables.expressions import Expression, Shape, Signature, ValueType
 
-__all__ = ["AdmissionFunction", "PullFunction", "ScoreFunction", "State", "UserOptimizer"]
+__all__ = [
+    "AdmissionFunction",
+    "PullFunction",
+    "ScoreFunction",
+    "State",
+    "StateDefault",
+    "UserOptimizer",
+    "per_element",
+    "per_row",
+]
 
 MAX_SETTINGS = 8
 MAX_STATES = 8
@@ -27,6 +36,28 @@ _STATISTICS = {
     **dict.fromkeys(("last_seen", "frequency", "show", "click"), Shape.NUMBER),
 }
 _Made = TypeVar("_Made", bound="_RowFunction")
+
+
+@dataclass(frozen=True)
+class StateDefault:
+    """The default of a parameter that is a row's state; see :func:`per_element`."""
+
+    per: Literal["element", "row"]
+    initial: float
+
+
+def per_element(initial: float = 0.0) -> Any:
+    """Return the default that makes a parameter a state with one value for each weight.
+
+    Args:
+        initial: Its value in a new row.
+    """
+    return StateDefault("element", initial)
+
+
+def per_row(initial: float = 0.0) -> Any:
+    """Return the default that makes a parameter a state with one value for the whole row."""
+    return StateDefault("row", initial)
 
 
 @dataclass(frozen=True)
@@ -124,7 +155,7 @@ class UserOptimizer:
         )
         if learning_rate is None:
             learning_rate = 0.01 if traced.learning_rate is None else traced.learning_rate
-        states = tuple(State(name, one.per, one.initial) for name, one in traced.states.items())  # type: ignore[arg-type]  # State checks it
+        states = tuple(State(name, one.per, one.initial) for name, one in traced.states.items())
         return cls(traced.name, traced.expression, learning_rate, traced.settings, states)
 
     def state_elements(self, row_elements: int) -> int:

@@ -152,7 +152,7 @@ impl Program {
             };
             let arguments = [0, 1, 2].map(|at| argument(&step.arguments[at]));
             let mut out = [0.0];
-            kernels::compute(step.operation, arguments, &mut out);
+            kernels::compute_wide(step.operation, arguments, &mut out);
             batch[step.out.register()] = out[0];
         }
         Evaluation {
@@ -230,7 +230,7 @@ impl Evaluation<'_> {
             let [a, b, c] = step.arguments;
             let argument = |place| self.wide_argument(place, n);
             let arguments = [argument(a), argument(b), argument(c)];
-            kernels::compute(step.operation, arguments, &mut out[..n]);
+            kernels::compute_wide(step.operation, arguments, &mut out[..n]);
             self.wide[step.out.register()] = out;
             return;
         }

@@ -93,6 +93,7 @@ impl Table {
         let words = self.maps[slot].values_mut(row);
         let (weights, state) = words.split_at_mut(self.weight_words);
         storage::encode(self.spec.storage, scratch, weights);
+        let state = &mut state[..user.state_elements(scratch.len())];
         user.init_state(bytemuck::cast_slice_mut(state));
     }
 
