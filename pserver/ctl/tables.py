@@ -25,7 +25,7 @@ from backstay.pserver.ctl.asking import (
     json_option,
 )
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
-from backstay.pserver.tables.settings import NON_FINITE, shown_policy
+from backstay.pserver.tables.settings import NON_FINITE, settings_of, shown_policy
 
 __all__ = ["parse_assignments", "tables"]
 
@@ -241,7 +241,9 @@ def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
 def settings_text(spec: dict[str, Any]) -> str:
     """Return an optimizer with its settings, and the policy for bad gradients if it is set."""
     ((name, own),) = spec["optimizer"].items()
-    words = [name, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
+    if name == "user":
+        name = f"user {own['name']}"
+    words = [name, *(f"{key}={json.dumps(value)}" for key, value in settings_of(spec).items())]
     if spec[NON_FINITE] != "refuse":
         words.append(f"{NON_FINITE}={shown_policy(spec[NON_FINITE])}")
     return " ".join(words)

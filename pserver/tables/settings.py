@@ -17,6 +17,7 @@ __all__ = [
     "NON_FINITE",
     "lifetime_settings",
     "settings_changed",
+    "settings_of",
     "shown_policy",
     "with_assignments",
 ]
@@ -34,11 +35,21 @@ LIFETIME_SETTINGS = (
 _FIXED = frozenset(
     {
         *("name", "kind", "dim", "shape", "block_elements"),
-        *("storage", "dtype", "initializer", "seed", "optimizer"),
+        *("storage", "dtype", "initializer", "seed", "optimizer", "states", "expression"),
         *("lifetime", "admission", "expiry", "capacity", "capacity.evict", "score"),
         *("score.nonclick_coefficient", "score.click_coefficient"),
     }
 )
+# Before the name of a setting of the function that a pull goes through.
+_PULL = "pull."
+
+
+def settings_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a description by name: the optimizer's, and ``pull.``'s."""
+    ((kind, own),) = spec["optimizer"].items()
+    settings = {"learning_rate": own["learning_rate"], **own["settings"]} if kind == "user" else own
+    pull = spec.get("pull") or {"settings": {}}
+    return {**settings, **{f"{_PULL}{name}": value for name, value in pull["settings"].items()}}
 
 
 def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
@@ -46,8 +57,8 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
 
     Args:
         spec_json: Canonical.
-        settings: Of its optimizer by name, ``non_finite``, and of its lifetime, such as
-            ``expiry.unseen_seconds``.
+        settings: Of its optimizer by name, ``non_finite``, of its lifetime, such as
+            ``expiry.unseen_seconds``, and ``pull.`` with a setting's name.
 
     Raises:
         ConfigError: It has no such setting.
@@ -55,25 +66,28 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
     """
     spec = json.loads(spec_json)
     ((kind, own),) = spec["optimizer"].items()
+    known = settings_of(spec)
     for name, value in settings.items():
         if name == NON_FINITE:
             spec[NON_FINITE] = value
+        elif name in known and name.startswith(_PULL):
+            spec["pull"]["settings"][name.removeprefix(_PULL)] = value
+        elif name in known:
+            (own["settings"] if name in own.get("settings", {}) else own)[name] = value
         elif name in LIFETIME_SETTINGS:
             _assign_lifetime(spec, name, value)
-        elif name in own:
-            own[name] = value
         elif name in _FIXED:
             raise TableConflict(
                 f"{name} of table {spec['name']!r} cannot be changed: its rows are made for it; "
                 "make a table of another name"
             )
         else:
-            known = [*own, NON_FINITE, *(LIFETIME_SETTINGS if spec.get("lifetime") else ())]
-            near = difflib.get_close_matches(name, known, 1)
+            others = [NON_FINITE, *(LIFETIME_SETTINGS if spec.get("lifetime") else ())]
+            near = difflib.get_close_matches(name, [*known, *others], 1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(
                 f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
-                f"{', '.join(known)}"
+                f"{', '.join([*known, *others])}"
             )
     return json.dumps(spec)
 
@@ -108,7 +122,7 @@ def lifetime_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
 def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     """Return what differs in two descriptions, "learning_rate: 0.1 -> 0.01" each."""
     before, after = json.loads(before_json), json.loads(after_json)
-    (old,), (new,) = before["optimizer"].values(), after["optimizer"].values()
+    old, new = settings_of(before), settings_of(after)
     lines = [
         f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
         for name in new
@@ -123,7 +137,17 @@ def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
         for name in new
         if old[name] != new[name]
     ]
+    held, wanted = (_function(spec.get("pull")) for spec in (before, after))
+    if held[0] != wanted[0]:
+        lines.append(f"pull: {held[0]} -> {wanted[0]}")
+    elif held != wanted:
+        lines.append("pull: another function")
     return tuple(lines)
+
+
+def _function(pull: Mapping[str, Any] | None) -> tuple[str, object]:
+    """Return name and expression of the function that a pull goes through."""
+    return ("none", None) if pull is None else (pull["name"], pull["expression"])
 
 
 def shown_policy(policy: Any) -> str:

@@ -45,13 +45,17 @@ from backstay.tables import (
     TableSpec,
     TruncatedNormal,
     Uniform,
+    UserOptimizer,
     Xavier,
     Zeros,
     correction_of,
 )
 
 ROOT = Path(__file__).parents[2]
-OPTIMIZERS: tuple[type[Optimizer], ...] = get_args(Optimizer)
+# test_user_functions.py has the users' own.
+OPTIMIZERS: tuple[type[Optimizer], ...] = tuple(
+    kind for kind in get_args(Optimizer) if kind is not UserOptimizer
+)
 SPECS = [
     TableSpec.sparse("emb", 16),
     TableSpec.dense("fc/w.0", (784, 10), initializer=Xavier(784, 10)),

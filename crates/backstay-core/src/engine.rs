@@ -498,8 +498,7 @@ impl Engine {
         let windows = self.streams.windows_mut(transaction.id.stream);
         let (change, stamp) = (transaction.change, transaction.stamp);
         let elements = change.values(table.spec().row_elements());
-        let stamped = transaction.optimizer.as_ref();
-        let optimizer = *stamped.unwrap_or(&table.spec().optimizer);
+        let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
         let mut gone = Gone::default();
         let mut write = |keys: Range<usize>, time: u32| {
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];

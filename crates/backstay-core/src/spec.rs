@@ -3,13 +3,15 @@
 //! [`TableSpec::from_json`] is the judge. It refuses unknown fields and values out of range,
 //! fills in every default, and what it returns can be used without further checks: sizes do
 //! not overflow and every number is finite in float32. `check` holds it. This module imports
-//! [`crate::optimizer`], whose structs are the settings, and [`crate::storage`] for the size of a row.
+//! [`crate::optimizer`], whose structs are the settings, [`crate::expression`], and
+//! [`crate::storage`] for the size of a row.
 
 mod check;
 pub mod lifetime;
 
 use serde::{Deserialize, Serialize};
 
+use crate::expression::{Function, Pull};
 use crate::optimizer::{Optimizer, RowOptimizer};
 use crate::storage;
 
@@ -44,6 +46,9 @@ pub struct TableSpec {
     /// When rows come and go; None: they stay until they are deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Lifetime>,
+    /// What a pull returns in the place of the weights; absent: the weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<Function<Pull>>,
 }
 
 /// Sparse rows or a dense tensor.
@@ -202,8 +207,8 @@ impl TableSpec {
     }
 
     /// This description with the settings of another one, as far as a table can take them over:
-    /// the optimizer's and the lifetime's, except the ones that decide the layout of a row, and the
-    /// policy for gradients.
+    /// the optimizer's and the lifetime's, except the ones that decide the layout of a row, the
+    /// policy for gradients, and what a pull returns.
     #[must_use]
     pub fn with_settings_of(&self, other: &Self) -> Self {
         let lifetime = match (&self.lifetime, &other.lifetime) {
@@ -214,6 +219,7 @@ impl TableSpec {
             optimizer: self.optimizer.with_settings_of(&other.optimizer),
             non_finite: other.non_finite.clone(),
             lifetime,
+            pull: other.pull.clone(),
             ..self.clone()
         }
     }

@@ -6,13 +6,14 @@
 
 mod live;
 mod transfer;
+mod user_update;
 
 use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::{mix64, table_id, SlotSpace};
 use crate::initializer::RowInitializer;
-use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
+use crate::optimizer::{Optimizer, OptimizerStamp, OptimizerVisitor, RowOptimizer};
 use crate::row_map::RowMap;
 use crate::spec::{TableKind, TableSpec};
 use crate::storage;
@@ -112,15 +113,27 @@ impl Table {
     }
 
     /// Refuse settings under which rows of this table cannot be changed.
-    pub fn check_stamp(&self, stamp: Option<&Optimizer>) -> Result<(), Refusal> {
-        let fits = |stamp: &Optimizer| stamp.state_elements(self.elements) == self.optimizer_words;
-        if stamp.is_some_and(fits) {
-            return Ok(());
-        }
-        Err(Refusal::InvalidRequest(format!(
+    pub fn check_stamp(&self, stamp: Option<&OptimizerStamp>) -> Result<(), Refusal> {
+        let stamp = stamp.ok_or_else(|| self.foreign_stamp())?;
+        self.optimizer_under(Some(stamp)).map(drop)
+    }
+
+    /// The optimizer under the settings of a stamp, or the table's without one.
+    pub fn optimizer_under(&self, stamp: Option<&OptimizerStamp>) -> Result<Optimizer, Refusal> {
+        let of_table = &self.spec.optimizer;
+        let Some(stamp) = stamp else {
+            return Ok(of_table.clone());
+        };
+        let fits = |one: &Optimizer| one.state_elements(self.elements) == self.optimizer_words;
+        let optimizer = of_table.under(stamp).filter(fits);
+        optimizer.ok_or_else(|| self.foreign_stamp())
+    }
+
+    fn foreign_stamp(&self) -> Refusal {
+        Refusal::InvalidRequest(format!(
             "a push to table {} came with settings of another optimizer, or with none",
             self.spec.name
-        )))
+        ))
     }
 
     /// 32-bit words of optimizer state and statistics behind a row's weights.
@@ -195,7 +208,8 @@ impl Table {
     /// Copy the weights of `keys` to `out`, \[n, `row_elements`].
     ///
     /// A key without a row reads as its initial value; no row is created, so a pull never
-    /// changes state and replicas need not hear of it.
+    /// changes state and replicas need not hear of it. A user function of the table goes over
+    /// what was read.
     pub fn read(&self, keys: &[u64], out: &mut [f32]) {
         let mut places = [Place::default(); BLOCK];
         for (block, out) in keys
@@ -219,6 +233,9 @@ impl Table {
                 }
             }
         }
+        if let Some(pull) = &self.spec.pull {
+            pull.apply(self.elements, out);
+        }
     }
 
     /// Apply a change to `keys` with `values`, \[n, `row_elements`], under the settings of
@@ -233,14 +250,17 @@ impl Table {
         match change {
             Change::Update {
                 learning_rate_scale,
-            } => {
-                optimizer.dispatch(Update {
+            } => match optimizer {
+                Optimizer::User(user) => {
+                    self.update_by_user(user, keys, values, learning_rate_scale);
+                }
+                _ => optimizer.dispatch(Update {
                     table: self,
                     keys,
                     values,
                     learning_rate_scale,
-                });
-            }
+                }),
+            },
             Change::Assign { only_if_absent } => {
                 self.assign(keys, values, only_if_absent, optimizer);
             }

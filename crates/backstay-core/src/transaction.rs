@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::Refusal;
 use crate::hash::SlotSpace;
 use crate::life::Thresholds;
-use crate::optimizer::Optimizer;
+use crate::optimizer::OptimizerStamp;
 use crate::spec::TableSpec;
 use crate::stream::TransactionId;
 
@@ -169,7 +169,7 @@ pub struct Transaction {
     /// The settings under which its master took it on; it travels with them, so that a change of
     /// settings has one place in a slot's order, whatever each replica knows of the table. `None`:
     /// the table's, where there are no replicas.
-    pub optimizer: Option<Optimizer>,
+    pub optimizer: Option<OptimizerStamp>,
     /// The same of a table with a lifetime.
     pub stamp: Stamp,
     runs: Vec<Run>,
@@ -235,7 +235,7 @@ impl Transaction {
     /// Fix the settings under which every replica applies it: those of its table, and the time of
     /// its master in seconds.
     pub fn stamp_by(&mut self, spec: &TableSpec, space: SlotSpace, time: u32) {
-        self.optimizer = Some(spec.optimizer);
+        self.optimizer = Some(spec.optimizer.stamp());
         let Some(lifetime) = &spec.lifetime else {
             return;
         };

@@ -86,9 +86,10 @@ fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
     };
     let batch = Batch::new(&keys, &values);
     let mut push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
-    push.optimizer = Some(Optimizer::Sgd(Sgd {
+    let sgd = Optimizer::Sgd(Sgd {
         learning_rate: 0.25,
-    }));
+    });
+    push.optimizer = Some(sgd.stamp());
     let place = |(n, run): (usize, &_)| StagedRun {
         term: 2,
         position: 100 + n as u64,
@@ -257,7 +258,8 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
     }
     for text in all {
         let mut stamped = (*transaction).clone();
-        stamped.optimizer = Some(serde_json::from_str(text).unwrap());
+        let optimizer: Optimizer = serde_json::from_str(text).unwrap();
+        stamped.optimizer = Some(optimizer.stamp());
         let message = Message::Prepare {
             number: 1,
             lsn: 2,
@@ -273,6 +275,8 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
             panic!("no prepare came back");
         };
         assert_eq!(got.optimizer, stamped.optimizer, "{text}");
+        let under = got.optimizer.and_then(|stamp| optimizer.under(&stamp));
+        assert_eq!(under, Some(optimizer), "{text}");
     }
 }
 

@@ -308,7 +308,9 @@ proptest! {
         assert_equal(&pair.master, &pair.backup);
         let mut alone = engine(&momentum(1.0, 0.5));
         for push in &pair.applied {
-            let text = serde_json::to_string(&push.optimizer.unwrap()).unwrap();
+            let of_table = &momentum(1.0, 0.5).optimizer;
+            let settings = of_table.under(&push.optimizer.unwrap()).unwrap();
+            let text = serde_json::to_string(&settings).unwrap();
             alone.change_settings(&spec(&text)).unwrap();
             let mut bare = (**push).clone();
             bare.optimizer = None;

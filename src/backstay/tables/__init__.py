@@ -4,7 +4,8 @@ Frozen dataclasses that check themselves when they are made, with the limits tha
 enforce; the JSON form is what travels. A description decides the content of a table given the
 pushes: two servers with the same description and pushes hold the same bytes.
 
-Imports ``backstay.errors`` only and never does I/O. docs/reference/tables.md has every formula.
+Imports ``backstay.errors``, and NumPy once a user function is traced; never does I/O.
+docs/reference/tables.md has every formula.
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ from backstay.tables.optimizers import (
     correction_of,
 )
 from backstay.tables.spec import Clip, Dense, Kind, NonFinite, Refuse, Sparse, Storage, TableSpec
+from backstay.tables.user import (
+    AdmissionFunction,
+    PullFunction,
+    ScoreFunction,
+    State,
+    UserOptimizer,
+    per_element,
+    per_row,
+)
 
 __all__ = [
     "FTRL",
@@ -61,6 +71,7 @@ __all__ = [
     "AdamW",
     "Adamax",
     "Admission",
+    "AdmissionFunction",
     "AdmitAfter",
     "AdmitByScore",
     "AdmitWithProbability",
@@ -79,17 +90,23 @@ __all__ = [
     "NonFinite",
     "Normal",
     "Optimizer",
+    "PullFunction",
     "RMSProp",
     "Refuse",
     "RowWiseAdagrad",
     "Score",
+    "ScoreFunction",
     "Sparse",
+    "State",
     "Steps",
     "Storage",
     "TableSpec",
     "TruncatedNormal",
     "Uniform",
+    "UserOptimizer",
     "Xavier",
     "Zeros",
     "correction_of",
+    "per_element",
+    "per_row",
 ]

@@ -2,7 +2,7 @@
 
 ``w`` is a weight, ``g`` its gradient. Every optimizer keeps its state per row and changes only
 rows that are pushed. CONTRIBUTING.md, Recipes, lists every place of a new optimizer. Imports
-``backstay.tables.checks`` only.
+``backstay.tables.checks`` and ``backstay.tables.user``, the users' own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from backstay.tables.checks import (
     check_fraction,
     check_number,
 )
+from backstay.tables.user import UserOptimizer
 
 Steps: TypeAlias = Literal["row", "global"]
 
@@ -375,6 +376,7 @@ Optimizer: TypeAlias = (
     | AMSGrad
     | AdagradDecay
     | GroupFTRL
+    | UserOptimizer
 )
 
 

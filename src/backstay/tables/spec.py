@@ -44,6 +44,7 @@ from backstay.tables.lifetime import (
     Score,
 )
 from backstay.tables.optimizers import SGD, Optimizer
+from backstay.tables.user import PullFunction, UserOptimizer
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
@@ -124,7 +125,7 @@ _INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "xavier": Xavier,
 }
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    made.__name__.lower(): made for made in get_args(Optimizer)
+    "user" if made is UserOptimizer else made.__name__.lower(): made for made in get_args(Optimizer)
 }
 _NON_FINITE: dict[str, Callable[..., NonFinite]] = {"refuse": Refuse, "clip": Clip}
 _ADMISSIONS: dict[str, Callable[..., Admission]] = {
@@ -155,6 +156,7 @@ class TableSpec:
         seed: 0 to 2^64 - 1; another seed gives other initial weights.
         non_finite: What happens to NaN and infinity in gradients.
         lifetime: When rows of a sparse table come and go; None: they stay until they are deleted.
+        pull: What a pull returns in the place of the weights; None: the weights.
 
     Raises:
         ConfigError: A field is out of range; the message names it and what is allowed.
@@ -168,6 +170,7 @@ class TableSpec:
     seed: int = 0
     non_finite: NonFinite = field(default_factory=Refuse)
     lifetime: Lifetime | None = None
+    pull: PullFunction | None = None
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -187,6 +190,8 @@ class TableSpec:
                 raise ConfigError(
                     f"TableSpec.{part} is {getattr(self, part)!r}; allowed: one of {names}"
                 )
+        if not (self.pull is None or isinstance(self.pull, PullFunction)):
+            raise ConfigError(f"TableSpec.pull is {self.pull!r}; allowed: a PullFunction or None")
         check_choice(self, "storage", get_args(Storage))
         check_integer(self, "seed", 0, 2**64 - 1)
         if self.lifetime is not None and isinstance(self.kind, Dense):
@@ -207,6 +212,7 @@ class TableSpec:
         seed: int = 0,
         non_finite: NonFinite | None = None,
         lifetime: Lifetime | None = None,
+        pull: PullFunction | None = None,
     ) -> TableSpec:
         """Describe a table of rows by key; SGD(0.01) and Uniform(-0.05, 0.05) if not told."""
         return cls(
@@ -218,6 +224,7 @@ class TableSpec:
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
             lifetime=lifetime,
+            pull=pull,
         )
 
     @classmethod
@@ -232,6 +239,7 @@ class TableSpec:
         seed: int = 0,
         non_finite: NonFinite | None = None,
         block_elements: int = 4096,
+        pull: PullFunction | None = None,
     ) -> TableSpec:
         """Describe a table of one tensor; SGD(0.01) and Zeros() if not told."""
         return cls(
@@ -242,6 +250,7 @@ class TableSpec:
             initializer=Zeros() if initializer is None else initializer,
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
+            pull=pull,
         )
 
     @property
@@ -267,6 +276,7 @@ class TableSpec:
     def to_json(self) -> str:
         """Return the JSON form, every default filled in."""
         lifetime = {} if self.lifetime is None else {"lifetime": _plain_lifetime(self.lifetime)}
+        pull = {} if self.pull is None else {"pull": self.pull.to_plain()}
         return json.dumps(
             {
                 "name": self.name,
@@ -279,7 +289,8 @@ class TableSpec:
                 if isinstance(self.non_finite, Refuse)
                 else _to_plain(self.non_finite),
             }
-            | lifetime,
+            | lifetime
+            | pull,
             allow_nan=False,
         )
 
@@ -305,6 +316,8 @@ class TableSpec:
                 values[part] = _from_plain(values[part], choices, part)
         if values.get("lifetime") is not None:
             values["lifetime"] = _lifetime_of(values["lifetime"])
+        if values.get("pull") is not None:
+            values["pull"] = _make(PullFunction, _object(values["pull"], "pull"), "pull")
         return _make(cls, values, "table description")
 
 
@@ -338,8 +351,9 @@ def _lifetime_of(plain: object) -> Lifetime:
             values[name] = _make(made, _object(values[name], where), where)
     return _make(Lifetime, values, "lifetime")
 
-
 def _to_plain(part: Kind | Initializer | Optimizer | NonFinite | Admission) -> dict[str, Any]:
+    if isinstance(part, UserOptimizer):
+        return {_JSON_NAMES[type(part)]: part.to_plain()}
     settings = {f.name: getattr(part, f.name) for f in fields(part)}
     return {_JSON_NAMES[type(part)]: settings}
 

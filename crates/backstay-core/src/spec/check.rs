@@ -9,6 +9,7 @@ use super::lifetime::{
     Admission, Capacity, Expiry, Lifetime, Score, Unadmitted, FILTER_BLOCK_BYTES, MIN_SHARE,
 };
 use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
+use crate::expression::FunctionError;
 use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
 
 /// Longest JSON text of one description.
@@ -32,6 +33,9 @@ const MAX_FILTERED: u64 = 100;
 /// Smallest probability and rate.
 const MIN_RATE: f64 = 1e-9;
 const FILTER_BYTES: &str = "lifetime.admission.after.filter_bytes";
+
+/// Most characters of a value in a message.
+const MAX_SHOWN: usize = 200;
 
 /// Why a table description was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -57,6 +61,16 @@ pub enum SpecError {
         /// What it may hold.
         allowed: String,
     },
+    /// A user function does not suit the table.
+    #[error("table {table}: {field}: {reason}")]
+    Function {
+        /// The table's name, quoted.
+        table: String,
+        /// The path of the function.
+        field: String,
+        /// Why.
+        reason: String,
+    },
 }
 
 impl TableSpec {
@@ -81,6 +95,13 @@ impl TableSpec {
         checker.kind(&self.kind)?;
         checker.initializer(&self.initializer)?;
         checker.optimizer(&self.optimizer)?;
+        let elements = self.row_elements();
+        if let Optimizer::User(user) = &self.optimizer {
+            checker.function("optimizer.user", user.check_elements(elements))?;
+        }
+        if let Some(pull) = &self.pull {
+            checker.function("pull", pull.check_elements(elements))?;
+        }
         if let NonFinitePolicy::Clip { limit } = self.non_finite {
             checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)?;
         }
@@ -149,12 +170,14 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    fn quoted(&self) -> String {
+        let name: String = self.table.chars().take(MAX_NAME_BYTES).collect();
+        format!("{name:?}")
+    }
+
     fn refuse(&self, field: &str, value: &dyn Display, allowed: &dyn Display) -> SpecError {
         SpecError::OutOfRange {
-            table: format!(
-                "{:?}",
-                self.table.chars().take(MAX_NAME_BYTES).collect::<String>()
-            ),
+            table: self.quoted(),
             field: field.to_owned(),
             value: value.to_string(),
             allowed: allowed.to_string(),
@@ -231,7 +254,7 @@ impl Checker<'_> {
     }
 
     fn optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
-        let (name, (_, _, numbers)) = (optimizer.name(), optimizer.words());
+        let (name, numbers) = (optimizer.name(), optimizer.numbers());
         let mut all = optimizer.ranges().iter().zip(numbers);
         all.try_for_each(|(&(field, (low, high)), value)| {
             self.number(&format!("optimizer.{name}.{field}"), value, low, high)
@@ -372,6 +395,14 @@ impl Checker<'_> {
         })
     }
 
+    fn function(&self, field: &str, checked: Result<(), FunctionError>) -> Result<(), SpecError> {
+        checked.map_err(|error| SpecError::Function {
+            table: self.quoted(),
+            field: field.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+
     fn integer(&self, field: &str, value: u64, max: u64) -> Result<(), SpecError> {
         self.whole(field, value, (1, max))
     }
@@ -396,6 +427,15 @@ impl Checker<'_> {
     }
 }
 
+/// A value as a message has it: an expression is long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= MAX_SHOWN {
+        return text;
+    }
+    text.chars().take(MAX_SHOWN).chain("...".chars()).collect()
+}
+
 /// Append `path: a here, b there` for every leaf in which two descriptions differ.
 fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
     match (here, there) {
@@ -409,7 +449,13 @@ fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<
                 collect_differences(&path, left, right, found);
             }
         }
-        _ if here != there => found.push(format!("{path}: {here} here, {there} there")),
+        _ if here != there => {
+            found.push(format!(
+                "{path}: {} here, {} there",
+                shown(here),
+                shown(there)
+            ));
+        }
         _ => {}
     }
 }

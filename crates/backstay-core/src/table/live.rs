@@ -5,11 +5,13 @@
 //! carry rows. It has one of three forms: a row with the count of each key; a row with the shows and
 //! clicks of each key; or blocks of a counting Bloom filter. See docs/adr/0013.
 
+use super::user_update::Met;
 use super::{Place, Table, BLOCK};
 use crate::error::Refusal;
+use crate::expression::Program;
 use crate::hash::{mix64, table_id, SlotSpace};
 use crate::life::{self, Eviction, Gone, Seen, SlotPart, Statistics, Thresholds};
-use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, Sgd};
+use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, Sgd, User};
 use crate::spec::lifetime::{Admission, Evict, Expiry, Lifetime, Unadmitted, FILTER_BLOCK_BYTES};
 use crate::spec::{Initializer, NonFinitePolicy, Storage, TableKind, TableSpec};
 use crate::storage;
@@ -88,6 +90,7 @@ impl TableSpec {
             optimizer: Optimizer::Sgd(Sgd { learning_rate: 0.0 }),
             non_finite: NonFinitePolicy::Refuse,
             // So that a counter knows when it was used last.
+            pull: None,
             lifetime: Some(Lifetime {
                 expiry: Some(Expiry {
                     unseen_seconds: Some(u32::MAX),
@@ -172,7 +175,7 @@ impl Table {
                 learning_rate_scale,
             } => {
                 let width = change.values(self.elements);
-                gone.not_admitted = optimizer.dispatch(LiveUpdate {
+                let update = LiveUpdate {
                     table: self,
                     companion,
                     keys,
@@ -180,7 +183,11 @@ impl Table {
                     width,
                     learning_rate_scale,
                     moment,
-                });
+                };
+                gone.not_admitted = match optimizer {
+                    Optimizer::User(user) => update.by_user(user),
+                    _ => optimizer.dispatch(update),
+                };
             }
             Change::Assign { only_if_absent } => {
                 let rows = (keys, values);
@@ -543,10 +550,7 @@ impl OptimizerVisitor for LiveUpdate<'_> {
                 .zip(&places)
                 .zip(values.chunks_exact(self.width))
             {
-                let mut seen = Seen::once(self.moment.time);
-                if let [show, click] = value[elements..] {
-                    (seen.show, seen.click) = (show, click);
-                }
+                let seen = self.seen(value);
                 match self.find_or_admit(&live, key, place, seen) {
                     Some(found) => {
                         self.update(
@@ -571,6 +575,72 @@ impl OptimizerVisitor for LiveUpdate<'_> {
 type Found = (usize, usize, Option<Seen>);
 
 impl LiveUpdate<'_> {
+    /// What the values of a key tell of it.
+    #[inline]
+    fn seen(&self, value: &[f32]) -> Seen {
+        let mut seen = Seen::once(self.moment.time);
+        if let [show, click] = value[self.table.elements..] {
+            (seen.show, seen.click) = (show, click);
+        }
+        seen
+    }
+
+    /// Under a user's optimizer, as `Table::update_by_user`: the rows of a block that are there are
+    /// gathered. How many keys got no row.
+    fn by_user(mut self, user: &User) -> u64 {
+        let Some(live) = self.table.live.clone() else {
+            return 0;
+        };
+        let elements = self.table.elements;
+        let most = Program::block_rows(elements).min(BLOCK);
+        let mut batch = user.begin(elements, most, self.learning_rate_scale);
+        let mut scratch = vec![0f32; elements];
+        let mut places = [Place::default(); BLOCK];
+        let (mut rows, mut gradients) = (Vec::with_capacity(most), Vec::new());
+        let mut not_admitted = 0;
+        for (block, values) in self
+            .keys
+            .chunks(most)
+            .zip(self.values.chunks(most * self.width))
+        {
+            self.table.look_up(block, &mut places);
+            self.prefetch_counters(&places[..block.len()]);
+            let mut met = Met::nothing();
+            for ((&key, &place), value) in block
+                .iter()
+                .zip(&places)
+                .zip(values.chunks_exact(self.width))
+            {
+                if met.again(place.hash) {
+                    self.table.update_rows(&mut batch, &rows, &gradients);
+                    (rows.clear(), gradients.clear());
+                    met = Met::nothing();
+                    met.again(place.hash);
+                }
+                let seen = self.seen(value);
+                let Some((slot, row, begin)) = self.find_or_admit(&live, key, place, seen) else {
+                    not_admitted += 1;
+                    continue;
+                };
+                if begin.is_some() {
+                    self.table
+                        .fill_new_row(user, key, (slot, row), &mut scratch);
+                }
+                let first = self.table.weight_words + self.table.optimizer_words;
+                let counted = &mut self.table.maps[slot].values_mut(row)[first..];
+                if let Some(begin) = begin {
+                    live.statistics.count(counted, begin);
+                }
+                live.statistics.count(counted, seen);
+                rows.push((slot, row));
+                gradients.extend_from_slice(&value[..elements]);
+            }
+            self.table.update_rows(&mut batch, &rows, &gradients);
+            (rows.clear(), gradients.clear());
+        }
+        not_admitted
+    }
+
     #[inline]
     fn prefetch_counters(&self, places: &[Place]) {
         if let Some(companion) = self.companion.as_deref() {

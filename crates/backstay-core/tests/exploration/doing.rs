@@ -129,9 +129,10 @@ impl World {
         let one = &mut self.pushes[push];
         one.attempts += 1;
         // The table's settings change between any two attempts.
-        transaction.optimizer = Some(Optimizer::Sgd(Sgd {
+        let settings = Optimizer::Sgd(Sgd {
             learning_rate: 1.0 + one.attempts as f64 / 64.0,
-        }));
+        });
+        transaction.optimizer = Some(settings.stamp());
         // A master's clock may be behind that of the one before.
         transaction.stamp = Stamp {
             time: 10 + 4 * push as u32 + one.attempts as u32 - 3 * to as u32,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::frame::Reader;
 use super::super::message::PushMeta;
-use super::super::settings::{read_optimizer, read_stamp, OPTIMIZER_WORDS};
+use super::super::settings::{read_optimizer, read_stamp};
 use super::{
     Introduction, PeerFrame, Purpose, CLOSED_WORDS, ORDER_WORDS, PEER_VERSION, PLACE_WORDS,
     STREAM_WORDS,
@@ -12,6 +12,7 @@ use super::{
 use crate::engine::SlotMemory;
 use crate::error::{code, Refusal};
 use crate::hash::SlotSpace;
+use crate::optimizer::OptimizerStamp;
 use crate::replication::message::{Message, Refuse, SlotOrder};
 use crate::stream::{StreamId, StreamWindow};
 use crate::transaction::{Batch, Run, StagedRun, Transaction};
@@ -138,7 +139,7 @@ fn decode_prepare(
 ) -> Result<PeerFrame, Refusal> {
     let (number, lsn, decided) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let count = fields.u64()? as usize;
-    let mut optimizer = [0; OPTIMIZER_WORDS];
+    let mut optimizer = [0; OptimizerStamp::WORDS];
     for word in &mut optimizer {
         *word = fields.u64()?;
     }
