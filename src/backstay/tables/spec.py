@@ -351,6 +351,7 @@ def _lifetime_of(plain: object) -> Lifetime:
             values[name] = _make(made, _object(values[name], where), where)
     return _make(Lifetime, values, "lifetime")
 
+
 def _to_plain(part: Kind | Initializer | Optimizer | NonFinite | Admission) -> dict[str, Any]:
     if isinstance(part, UserOptimizer):
         return {_JSON_NAMES[type(part)]: part.to_plain()}
