@@ -128,7 +128,7 @@ def test_a_part_of_a_lifetime_of_which_nothing_is_left_goes() -> None:
 def test_a_lifetime_that_is_not_there_cannot_be_set() -> None:
     with pytest.raises(TableConflict, match="'emb' has no lifetime"):
         with_assignments(spec(), {"expiry.norm_below": 0.5})
-    with pytest.raises(ConfigError, match="has no setting 'expiry.norm'") as refused:
+    with pytest.raises(ConfigError, match=r"has no setting 'expiry\.norm'") as refused:
         with_assignments(spec(), {"expiry.norm": 0.5})
     assert "capacity.rows" not in str(refused.value)
 
