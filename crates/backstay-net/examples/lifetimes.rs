@@ -212,7 +212,8 @@ fn pushes_while_rows_expire() {
                 for part in 0..SlotPart::PARTS {
                     let key = SlotPart::of(part).key(replicator.store().space(), slot);
                     let expire = sender.make("old", all, vec![key]);
-                    sender.send(expire);
+                    // As clients and servers rest.
+                    thread::sleep(sender.send(expire) * 2);
                 }
             }
             done.store(true, Ordering::Release);

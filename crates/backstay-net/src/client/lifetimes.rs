@@ -3,12 +3,13 @@
 
 use backstay_core::life::{SlotPart, Thresholds};
 use backstay_core::transaction::Change;
+use tokio::time::{sleep, Instant};
 
 use super::error::ClientError;
 use super::link::Deadline;
 use super::push::{Done, PushRequest};
 use super::{no_routing, Client};
-use crate::replicator::periods::decay_stream;
+use crate::replicator::periods::{decay_stream, REST};
 
 /// Steps in which a table is done: with more slots than that, some go together.
 const STEPS: u32 = 1024;
@@ -34,8 +35,12 @@ impl Client {
                 only_count,
                 ..PushRequest::new(table, 0, Change::Expire(thresholds), &[])
             };
+            let begun = Instant::now();
             let push = self.push(&request, &self.plan(&keys)?, deadline).await?;
             push.wait(self).await?;
+            if !only_count {
+                sleep(begun.elapsed() * REST).await;
+            }
             let done = push.done();
             all.applied_slots += done.applied_slots;
             all.gone += done.gone;

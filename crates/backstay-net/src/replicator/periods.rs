@@ -6,7 +6,7 @@
 //! whatever masters it has meanwhile, and a period that no server was there for is left out.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
@@ -20,6 +20,8 @@ use super::{Answer, Replicator};
 
 /// Time between two looks at the tables.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After each part of an expiry comes a rest of so many times as long: pushes go first.
+pub(crate) const REST: u32 = 2;
 /// The pass of the streams of tables; no job has so many.
 pub const TABLE_PASS: u32 = u32::MAX - 1;
 /// Slots with more rows expire in parts: a push may have to wait for one.
@@ -91,8 +93,12 @@ impl Replicator {
             };
             for (sequence, part) in parts {
                 let id = TransactionId { stream, sequence };
+                let begun = Instant::now();
                 match self.in_slot(table, id, first, change, part.key(self.store.space(), slot)) {
-                    Ok(went) => gone += went,
+                    Ok(went) => {
+                        gone += went;
+                        std::thread::sleep(begun.elapsed() * REST);
+                    }
                     // It is tried again at the next look.
                     Err(refusal) => {
                         debug!(slot, %refusal, "a table could not be kept in its period");
