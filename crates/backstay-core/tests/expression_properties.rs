@@ -131,6 +131,24 @@ fn reference(node: &Node, values: &[Value], row: &Row) -> Value {
         }),
         Node::Exp(_) | Node::Log(_) => unreachable!(),
         Node::Not(a) => both!(&of(&[a]), |x| flag(x[0] == 0.0)),
+        Node::Where(holds, yes, no) => {
+            both!(&of(&[holds, yes, no]), |x| if x[0] == 0.0 {
+                x[2]
+            } else {
+                x[1]
+            })
+        }
+        Node::Sum(a) => Narrow(sum(&vector(a))),
+        Node::Mean(a) => Narrow(sum(&vector(a)) / ELEMENTS as f32),
+        Node::Max(a) => Narrow(fold(&vector(a), |a, b| a >= b || a.is_nan())),
+        Node::Min(a) => Narrow(fold(&vector(a), |a, b| a <= b || a.is_nan())),
+        _ => of_two(node, &of),
+    }
+}
+
+/// The operations on two values.
+fn of_two(node: &Node, of: &dyn Fn(&[NodeId]) -> Vec<Value>) -> Value {
+    match *node {
         Node::Add(a, b) => both!(&of(&[a, b]), |x| x[0] + x[1]),
         Node::Sub(a, b) => both!(&of(&[a, b]), |x| x[0] - x[1]),
         Node::Mul(a, b) => both!(&of(&[a, b]), |x| x[0] * x[1]),
@@ -174,17 +192,7 @@ fn reference(node: &Node, values: &[Value], row: &Row) -> Value {
         Node::NotEqual(a, b) => both!(&of(&[a, b]), |x| flag(x[0] != x[1])),
         Node::And(a, b) => both!(&of(&[a, b]), |x| flag(x[0] != 0.0 && x[1] != 0.0)),
         Node::Or(a, b) => both!(&of(&[a, b]), |x| flag(x[0] != 0.0 || x[1] != 0.0)),
-        Node::Where(holds, yes, no) => {
-            both!(&of(&[holds, yes, no]), |x| if x[0] == 0.0 {
-                x[2]
-            } else {
-                x[1]
-            })
-        }
-        Node::Sum(a) => Narrow(sum(&vector(a))),
-        Node::Mean(a) => Narrow(sum(&vector(a)) / ELEMENTS as f32),
-        Node::Max(a) => Narrow(fold(&vector(a), |a, b| a >= b || a.is_nan())),
-        Node::Min(a) => Narrow(fold(&vector(a), |a, b| a <= b || a.is_nan())),
+        ref other => unreachable!("{other:?}"),
     }
 }
 
@@ -400,75 +408,78 @@ fn refusal(json: &str) -> String {
     refused.unwrap_err().to_string()
 }
 
+/// An expression, and what its refusal says.
+const HOSTILE: &[(&str, &str)] = &[
+    (
+        r#"{"nodes":[{"shell":"rm"}],"results":[0]}"#,
+        "unknown variant `shell`",
+    ),
+    (
+        r#"{"nodes":[{"input":"weights"}],"results":[0],"code":1}"#,
+        "unknown field `code`",
+    ),
+    (
+        r#"{"nodes":[{"input":"weights","neg":0}],"results":[0]}"#,
+        "expected",
+    ),
+    (
+        r#"{"nodes":[{"add":[0]}],"results":[0]}"#,
+        "invalid length 1",
+    ),
+    (r#"{"nodes":[{"neg":-1}],"results":[0]}"#, "expected u32"),
+    (
+        r#"{"nodes":[],"results":[0]}"#,
+        "0 nodes; allowed: 1 to 256",
+    ),
+    (
+        r#"{"nodes":[{"input":"weights"},{"neg":1}],"results":[1]}"#,
+        "node 1 (neg) uses node 1; allowed: nodes before it",
+    ),
+    (
+        r#"{"nodes":[{"input":"password"}],"results":[0]}"#,
+        r#"node 0 is the input "password"; allowed: one of weights, count, time, last_seen"#,
+    ),
+    (
+        r#"{"nodes":[{"setting":"c"}],"results":[0]}"#,
+        r#"node 0 is the setting "c"; allowed: one of a, b"#,
+    ),
+    (
+        r#"{"nodes":[{"constant":1e31}],"results":[0]}"#,
+        "node 0 is the constant",
+    ),
+    (
+        r#"{"nodes":[{"input":"count"},{"sum":0}],"results":[0]}"#,
+        "node 1 (sum) is given one value for a row; allowed: a number for each element",
+    ),
+    (
+        r#"{"nodes":[{"input":"count"},{"not":0}],"results":[0]}"#,
+        "node 1 (not) is given a number; allowed: masks",
+    ),
+    (
+        r#"{"nodes":[{"input":"count"},{"less":[0,0]},{"sqrt":1}],"results":[0]}"#,
+        "node 2 (sqrt) is given a mask; allowed: numbers",
+    ),
+    (
+        r#"{"nodes":[{"input":"count"},{"where":[0,0,0]}],"results":[0]}"#,
+        "node 1 (where) is given a number as its condition; allowed: a mask",
+    ),
+    (
+        r#"{"nodes":[{"input":"count"},{"less":[0,0]}],"results":[1]}"#,
+        "result result is a mask for the row; allowed: a number for each element of the row",
+    ),
+    (
+        r#"{"nodes":[{"input":"count"}],"results":[]}"#,
+        "0 results; expected result",
+    ),
+    (
+        r#"{"nodes":[{"input":"count"}],"results":[7]}"#,
+        "result result is node 7",
+    ),
+];
+
 #[test]
 fn hostile_expressions_are_refused_by_name() {
-    for (json, message) in [
-        (
-            r#"{"nodes":[{"shell":"rm"}],"results":[0]}"#,
-            "unknown variant `shell`",
-        ),
-        (
-            r#"{"nodes":[{"input":"weights"}],"results":[0],"code":1}"#,
-            "unknown field `code`",
-        ),
-        (
-            r#"{"nodes":[{"input":"weights","neg":0}],"results":[0]}"#,
-            "expected",
-        ),
-        (
-            r#"{"nodes":[{"add":[0]}],"results":[0]}"#,
-            "invalid length 1",
-        ),
-        (r#"{"nodes":[{"neg":-1}],"results":[0]}"#, "expected u32"),
-        (
-            r#"{"nodes":[],"results":[0]}"#,
-            "0 nodes; allowed: 1 to 256",
-        ),
-        (
-            r#"{"nodes":[{"input":"weights"},{"neg":1}],"results":[1]}"#,
-            "node 1 (neg) uses node 1; allowed: nodes before it",
-        ),
-        (
-            r#"{"nodes":[{"input":"password"}],"results":[0]}"#,
-            r#"node 0 is the input "password"; allowed: one of weights, count, time, last_seen"#,
-        ),
-        (
-            r#"{"nodes":[{"setting":"c"}],"results":[0]}"#,
-            r#"node 0 is the setting "c"; allowed: one of a, b"#,
-        ),
-        (
-            r#"{"nodes":[{"constant":1e31}],"results":[0]}"#,
-            "node 0 is the constant",
-        ),
-        (
-            r#"{"nodes":[{"input":"count"},{"sum":0}],"results":[0]}"#,
-            "node 1 (sum) is given one value for a row; allowed: a number for each element",
-        ),
-        (
-            r#"{"nodes":[{"input":"count"},{"not":0}],"results":[0]}"#,
-            "node 1 (not) is given a number; allowed: masks",
-        ),
-        (
-            r#"{"nodes":[{"input":"count"},{"less":[0,0]},{"sqrt":1}],"results":[0]}"#,
-            "node 2 (sqrt) is given a mask; allowed: numbers",
-        ),
-        (
-            r#"{"nodes":[{"input":"count"},{"where":[0,0,0]}],"results":[0]}"#,
-            "node 1 (where) is given a number as its condition; allowed: a mask",
-        ),
-        (
-            r#"{"nodes":[{"input":"count"},{"less":[0,0]}],"results":[1]}"#,
-            "result result is a mask for the row; allowed: a number for each element of the row",
-        ),
-        (
-            r#"{"nodes":[{"input":"count"}],"results":[]}"#,
-            "0 results; expected result",
-        ),
-        (
-            r#"{"nodes":[{"input":"count"}],"results":[7]}"#,
-            "result result is node 7",
-        ),
-    ] {
+    for (json, message) in HOSTILE {
         let found = refusal(json);
         assert!(found.contains(message), "{json}: {found}");
     }

@@ -80,7 +80,7 @@ def test_rows_are_numpys_while_settings_change_and_masters_die(eventually: Event
         done = ctl(cluster, "tables", "set", "u", "pull.limit=0.25")
         assert "pull.limit: 0.5 -> 0.25" in done.output, done.output
         # A key without a row, too.
-        assert client.pull(table, [10_000]).max() == 0.25
+        assert client.pull(table, np.array([10_000])).max() == 0.25
         assert client.pull(table, KEYS).max() == np.float32(0.25)
         shown = ctl(cluster, "tables").stdout
         assert "user clipped_by_norm" in shown
