@@ -304,6 +304,10 @@ def _needs_a_rate(kind: type[Optimizer]) -> bool:
     return next(iter(dataclasses.fields(kind))).default is dataclasses.MISSING
 
 
+def _with_rate(kind: Callable[..., Optimizer]) -> Optimizer:
+    return kind(learning_rate=0.1)
+
+
 def test_every_optimizer_of_the_servers_is_here() -> None:
     vectors = json.loads((ROOT / "tests/vectors/optimizers.json").read_text())
     of_the_servers = {name for case in vectors["cases"] for name in case["optimizer"]}
@@ -334,7 +338,7 @@ def test_native_defaults_are_ours(optimizer: str) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [kind(learning_rate=0.1) for kind in OPTIMIZERS if _needs_a_rate(kind)],
+    [_with_rate(kind) for kind in OPTIMIZERS if _needs_a_rate(kind)],
     ids=lambda made: type(made).__name__,
 )
 def test_native_defaults_of_optimizers_with_a_required_rate(optimizer: Optimizer) -> None:
