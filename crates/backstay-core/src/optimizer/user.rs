@@ -337,7 +337,7 @@ impl RowOptimizer for User {
                 &state[offset..]
             };
             if let Some(input) = batch.input(field) {
-                input.copy_from_slice(&from[..values]);
+                input[..values].copy_from_slice(&from[..values]);
             }
         }
         batch.run(1, gradient);
@@ -347,7 +347,7 @@ impl RowOptimizer for User {
             } else {
                 &mut state[offset..]
             };
-            to[..values].copy_from_slice(batch.result(field));
+            to[..values].copy_from_slice(&batch.result(field)[..values]);
         }
     }
 }
