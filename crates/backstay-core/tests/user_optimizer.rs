@@ -1,4 +1,4 @@
-//! Optimizers that users write: against NumPy, against the built-in ones, on replicas.
+//! Optimizers that users write: against `NumPy`, against the built-in ones, on replicas.
 
 // What fails in a helper is a failed test; exact numbers are the point.
 #![allow(clippy::unwrap_used, clippy::float_cmp)]

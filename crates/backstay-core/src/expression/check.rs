@@ -168,9 +168,9 @@ impl Checker<'_> {
             Parts::Input(name) => self.input(at, name)?,
             Parts::Setting(name) => self.setting(at, name)?,
             Parts::Constant(value) => constant(at, value)?,
-            Parts::Unary(_, a) | Parts::Reduction(_, a) => self.one(at, node, of(a))?,
-            Parts::Binary(_, [a, b]) => self.two(at, node, of(a), of(b))?,
-            Parts::Where(all) => self.choice(at, node, all.map(of))?,
+            Parts::Unary(_, a) | Parts::Reduction(_, a) => one(at, node, of(a))?,
+            Parts::Binary(_, [a, b]) => two(at, node, of(a), of(b))?,
+            Parts::Where(all) => choice(at, node, all.map(of))?,
         };
         self.types.push(found);
         self.depths.push(depth);
@@ -204,75 +204,6 @@ impl Checker<'_> {
         })
     }
 
-    fn one(&self, at: usize, node: &Node, a: Type) -> Result<Type, ExpressionError> {
-        match node {
-            Node::Not(_) if !a.mask => refuse(at, node, "a number", "masks"),
-            Node::Sum(_) | Node::Mean(_) if a.shape == Shape::Vector => Ok(Type {
-                shape: Shape::Scalar,
-                mask: false,
-            }),
-            Node::Max(_) | Node::Min(_) if a.shape == Shape::Vector && !a.mask => Ok(Type {
-                shape: Shape::Scalar,
-                mask: false,
-            }),
-            Node::Sum(_) | Node::Mean(_) | Node::Max(_) | Node::Min(_) => {
-                let given = if a.mask {
-                    "a mask"
-                } else {
-                    "one value for a row"
-                };
-                refuse(at, node, given, "a number for each element of the row")
-            }
-            Node::Not(_) => Ok(a),
-            _ if a.mask => refuse(at, node, "a mask", "numbers"),
-            _ => Ok(a),
-        }
-    }
-
-    fn two(&self, at: usize, node: &Node, a: Type, b: Type) -> Result<Type, ExpressionError> {
-        let Parts::Binary(operation, _) = node.parts() else {
-            return Ok(a);
-        };
-        let shape = a.shape.max(b.shape);
-        if operation.joins() {
-            return match a.mask && b.mask {
-                true => Ok(Type { shape, mask: true }),
-                false => refuse(at, node, "a number", "masks"),
-            };
-        }
-        let one_mask = matches!(node, Node::Add(..) | Node::Sub(..) | Node::Mul(..));
-        if a.mask && b.mask || (a.mask || b.mask) && !one_mask {
-            let allowed = if one_mask {
-                "at most one mask"
-            } else {
-                "numbers"
-            };
-            return refuse(at, node, "a mask", allowed);
-        }
-        Ok(Type {
-            shape,
-            mask: operation.compares(),
-        })
-    }
-
-    fn choice(
-        &self,
-        at: usize,
-        node: &Node,
-        [holds, yes, no]: [Type; 3],
-    ) -> Result<Type, ExpressionError> {
-        if !holds.mask {
-            return refuse(at, node, "a number as its condition", "a mask");
-        }
-        if yes.mask || no.mask {
-            return refuse(at, node, "a mask to choose from", "numbers");
-        }
-        Ok(Type {
-            shape: holds.shape.max(yes.shape).max(no.shape),
-            mask: false,
-        })
-    }
-
     fn results(&self, results: &[NodeId]) -> Result<(), ExpressionError> {
         let expected = &self.signature.results;
         if results.len() != expected.len() {
@@ -283,8 +214,8 @@ impl Checker<'_> {
         }
         for (&node, (name, wanted)) in results.iter().zip(expected) {
             let found = self.types.get(node as usize);
-            let fits = |found: &&Type| found.mask == wanted.mask && found.shape <= wanted.shape;
-            if found.filter(fits).is_none() {
+            let misses = |found: &Type| found.mask != wanted.mask || found.shape > wanted.shape;
+            if found.is_none_or(misses) {
                 return Err(ExpressionError::Result {
                     name: name.clone(),
                     given: found
@@ -306,6 +237,70 @@ impl Type {
             (true, _) => "a mask for the row",
         }
     }
+}
+
+fn one(at: usize, node: &Node, a: Type) -> Result<Type, ExpressionError> {
+    match node {
+        Node::Not(_) if !a.mask => refuse(at, node, "a number", "masks"),
+        Node::Sum(_) | Node::Mean(_) if a.shape == Shape::Vector => Ok(Type {
+            shape: Shape::Scalar,
+            mask: false,
+        }),
+        Node::Max(_) | Node::Min(_) if a.shape == Shape::Vector && !a.mask => Ok(Type {
+            shape: Shape::Scalar,
+            mask: false,
+        }),
+        Node::Sum(_) | Node::Mean(_) | Node::Max(_) | Node::Min(_) => {
+            let given = if a.mask {
+                "a mask"
+            } else {
+                "one value for a row"
+            };
+            refuse(at, node, given, "a number for each element of the row")
+        }
+        Node::Not(_) => Ok(a),
+        _ if a.mask => refuse(at, node, "a mask", "numbers"),
+        _ => Ok(a),
+    }
+}
+
+fn two(at: usize, node: &Node, a: Type, b: Type) -> Result<Type, ExpressionError> {
+    let Parts::Binary(operation, _) = node.parts() else {
+        return Ok(a);
+    };
+    let shape = a.shape.max(b.shape);
+    if operation.joins() {
+        if a.mask && b.mask {
+            return Ok(Type { shape, mask: true });
+        }
+        return refuse(at, node, "a number", "masks");
+    }
+    let one_mask = matches!(node, Node::Add(..) | Node::Sub(..) | Node::Mul(..));
+    if a.mask && b.mask || (a.mask || b.mask) && !one_mask {
+        let allowed = if one_mask {
+            "at most one mask"
+        } else {
+            "numbers"
+        };
+        return refuse(at, node, "a mask", allowed);
+    }
+    Ok(Type {
+        shape,
+        mask: operation.compares(),
+    })
+}
+
+fn choice(at: usize, node: &Node, [holds, yes, no]: [Type; 3]) -> Result<Type, ExpressionError> {
+    if !holds.mask {
+        return refuse(at, node, "a number as its condition", "a mask");
+    }
+    if yes.mask || no.mask {
+        return refuse(at, node, "a mask to choose from", "numbers");
+    }
+    Ok(Type {
+        shape: holds.shape.max(yes.shape).max(no.shape),
+        mask: false,
+    })
 }
 
 fn constant(node: usize, value: f64) -> Result<Type, ExpressionError> {

@@ -4,6 +4,9 @@
 //! values are cut into loops. `reference` in `tests/expression_properties.rs` computes the same one
 //! value at a time.
 
+// A loop is compiled twice, for two kinds of processors: what it calls must become part of it.
+#![allow(clippy::inline_always)]
+
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use super::node::{Binary, Reduction, Unary};
@@ -191,10 +194,11 @@ fn binary<T: Real>(operation: Binary, a: Argument<'_, T>, b: Argument<'_, T>, ou
     match operation {
         Binary::Add => map2(a, b, out, |a, b| a + b),
         Binary::Sub => map2(a, b, out, |a, b| a - b),
-        Binary::Mul => map2(a, b, out, |a, b| a * b),
+        Binary::Mul | Binary::And => map2(a, b, out, |a, b| a * b),
         Binary::Div => map2(a, b, out, |a, b| a / b),
         Binary::Pow => power(a, b, out),
-        Binary::Maximum => map2(a, b, out, maximum),
+        // Of masks, the greater one holds if one of them does.
+        Binary::Maximum | Binary::Or => map2(a, b, out, maximum),
         Binary::Minimum => map2(a, b, out, minimum),
         Binary::Less => map2(a, b, out, |a, b| mask(a < b)),
         Binary::LessEqual => map2(a, b, out, |a, b| mask(a <= b)),
@@ -202,8 +206,6 @@ fn binary<T: Real>(operation: Binary, a: Argument<'_, T>, b: Argument<'_, T>, ou
         Binary::GreaterEqual => map2(a, b, out, |a, b| mask(a >= b)),
         Binary::Equal => map2(a, b, out, |a, b| mask(a == b)),
         Binary::NotEqual => map2(a, b, out, |a, b| mask(a != b)),
-        Binary::And => map2(a, b, out, |a, b| a * b),
-        Binary::Or => map2(a, b, out, maximum),
     }
 }
 
@@ -412,9 +414,12 @@ mod tests {
             let columns = [column(|row| row.0), column(|row| row.1), column(|row| row.2)];
             let all = [&columns[0][..], &columns[1][..], &columns[2][..]];
             for operation in OPERATIONS {
-                let argument = |at: usize| match ones[at] {
-                    true => Argument::One(all[at][0]),
-                    false => Argument::Each(all[at]),
+                let argument = |at: usize| {
+                    if ones[at] {
+                        Argument::One(all[at][0])
+                    } else {
+                        Argument::Each(all[at])
+                    }
                 };
                 let arguments = [argument(0), argument(1), argument(2)];
                 let wanted = one_by_one(operation, all, ones);

@@ -10,6 +10,9 @@
 //! 11.1 for exp, 11.2 for log): `exp(x) = 2^k * exp(r)` with a Taylor polynomial, and
 //! `log(x) = k * ln 2 + 2 * atanh((m - 1) / (m + 1))` with the series of atanh.
 
+// See `kernels`.
+#![allow(clippy::inline_always)]
+
 use std::f64::consts::{FRAC_1_SQRT_2, LN_2, LOG2_E};
 
 /// Added to a number and subtracted again, it rounds the number to an integer; the sum's low bits

@@ -28,7 +28,7 @@ pub use node::{Expression, Node, NodeId};
 pub use program::{Evaluation, Program};
 
 /// A number to be stored: every NaN with the same bits.
-#[inline(always)]
+#[inline]
 pub fn canonical(value: f32) -> f32 {
     // By its bits: a comparison of floats says nothing about the NaN that comes out.
     let bits = value.to_bits();

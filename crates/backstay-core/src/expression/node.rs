@@ -20,6 +20,7 @@ pub struct Expression {
 }
 
 /// How a node gets its value.
+#[derive(Clone, Copy)]
 pub(super) enum Parts<'a> {
     Input(&'a str),
     Setting(&'a str),

@@ -45,7 +45,7 @@ impl Place {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn register(self) -> usize {
         usize::from(self.number)
     }
