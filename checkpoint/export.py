@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 
 from backstay.checkpoint import tensors
 from backstay.checkpoint.documents import write_object
-from backstay.checkpoint.reading import CheckpointReader
+from backstay.checkpoint.reading import CheckpointReader, SlotRows
 from backstay.checkpoint.roots import sha256_of, sync_file, sync_folder
+from backstay.checkpoint.statistics import scores_of, statistics_of
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointUnavailable, ConfigError, InvalidRequest
 from backstay.json_record import JsonRecord
 from backstay.tables import Sparse, TableSpec
 
 __all__ = [
+    "ALL_ROWS",
     "DENSE_FILE",
     "DENSE_FORMAT",
     "EXPORT_FILE",
@@ -40,6 +42,7 @@ __all__ = [
     "ModelEntry",
     "ModelLayer",
     "ModelPart",
+    "RowChoice",
     "TableEntry",
     "export",
 ]
@@ -53,6 +56,7 @@ EXPORT_FILE = "export.json"
 DENSE_FILE = "dense.safetensors"
 TABLE_FORMAT = "backstay-table-1"
 DENSE_FORMAT = "backstay-dense-1"
+STATISTICS_FORMAT = "backstay-statistics-1"
 # Rows that a reader of Parquet has in memory at once.
 ROW_GROUP_ROWS = 65_536
 SLUG_LENGTH_MAX = 80
@@ -157,6 +161,29 @@ class ExportIndex(JsonRecord, what="export"):
             raise InvalidRequest(f"a dense table is not in {DENSE_FILE}")
 
 
+@dataclass(frozen=True)
+class RowChoice:
+    """What of the rows of tables with a lifetime is exported; of others, all weights are.
+
+    Attributes:
+        statistics: Also write the statistics of rows, to a file of their own for each table.
+        score_at_least: Leave rows out whose score is lower, in tables that keep shows and clicks.
+    """
+
+    statistics: bool = False
+    score_at_least: float | None = None
+
+    def of(self, spec: TableSpec, rows: SlotRows) -> SlotRows:
+        """Return those of the rows that are exported."""
+        if self.score_at_least is None or not spec.keeps_show_and_click:
+            return rows
+        chosen = scores_of(spec, rows.state) >= self.score_at_least
+        return SlotRows(rows.slot, rows.keys[chosen], rows.weights[chosen], rows.state[chosen])
+
+
+ALL_ROWS = RowChoice()
+
+
 def _is_kept_out(table: str) -> bool:
     """Return whether a table is of backstay's own, such as the audit's: no part of a model."""
     return table.rpartition("/")[2].startswith("__")
@@ -169,6 +196,7 @@ def export(
     format: Format = "safetensors",  # noqa: A002  # the word that users know
     *,
     model: ModelPart | None = None,
+    rows: RowChoice = ALL_ROWS,
     scratch: Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -184,6 +212,7 @@ def export(
             Dense tables are tensors, and always in a file of tensors.
         model: Export this model: the tables of its layers, and its state in the place of dense
             tables. None: all tables, but for those of backstay's own.
+        rows: Which rows of tables with a lifetime, and whether their statistics.
         scratch: A folder for copies of parts, if the storage is not local.
         progress: Called after each slot.
 
@@ -208,7 +237,7 @@ def export(
     with CheckpointReader(storage, checkpoint_id, scratch=scratch) as reader:
         try:
             aside.mkdir(parents=True)
-            _write(reader, aside, format, model, progress)
+            _write(reader, aside, format, model, rows, progress)
             sync_folder(aside)
             aside.rename(target)
             sync_folder(target.parent)
@@ -227,6 +256,7 @@ def _write(
     folder: Path,
     kind: Format,
     model: ModelPart | None,
+    chosen: RowChoice,
     progress: Progress | None,
 ) -> None:
     manifest = reader.manifest
@@ -240,7 +270,7 @@ def _write(
             continue
         slug = re.sub(r"[^A-Za-z0-9_-]", "_", spec.name)[:SLUG_LENGTH_MAX]
         name = f"table-{number:04d}-{slug}.{kind}"
-        count = _write_table(reader, spec, folder / name, kind, progress)
+        count = _write_table(reader, spec, folder / name, kind, chosen, progress)
         tables.append(TableEntry(json.loads(spec.to_json()), name, count))
     if model is not None and model.state:
         _write_state(model.state, folder / DENSE_FILE, manifest.id)
@@ -269,10 +299,19 @@ def _write(
 
 
 def _write_table(
-    reader: CheckpointReader, spec: TableSpec, path: Path, kind: Format, progress: Progress | None
+    reader: CheckpointReader,
+    spec: TableSpec,
+    path: Path,
+    kind: Format,
+    chosen: RowChoice,
+    progress: Progress | None,
 ) -> int:
     """Write a table's rows sorted by key and return how many they are."""
-    keys = np.sort(np.concatenate([_none(), *(rows.keys for rows in reader.rows(spec.name))]))
+
+    def all_rows() -> Iterator[SlotRows]:
+        return (chosen.of(spec, rows) for rows in reader.rows(spec.name))
+
+    keys = np.sort(np.concatenate([_none(), *(rows.keys for rows in all_rows())]))
     # Parquet is written in order too, so its rows are sorted in a file that is removed again.
     sorted_file = path if kind == "safetensors" else path.with_name(path.name + ".sorted")
     arrays = tensors.create(
@@ -281,9 +320,16 @@ def _write_table(
         {"format": TABLE_FORMAT, "table": spec.name, "checkpoint": reader.manifest.id},
     )
     arrays["keys"][:] = keys
+    kept: Mapping[str, NDArray[Any]] = {}
+    if chosen.statistics and spec.statistics:
+        kept = _statistics_file(path, spec, len(keys), reader.manifest.id)
+        kept["keys"][:] = keys
     done = 0
-    for rows in reader.rows(spec.name):
-        arrays["weights"][np.searchsorted(keys, rows.keys)] = rows.weights
+    for rows in all_rows():
+        places = np.searchsorted(keys, rows.keys)
+        arrays["weights"][places] = rows.weights
+        for name, column in statistics_of(spec, rows.state).items() if kept else ():
+            kept[name][places] = column
         done += len(rows.keys)
         if progress is not None:
             progress(spec.name, done)
@@ -291,6 +337,18 @@ def _write_table(
         _write_parquet(path, spec, arrays["keys"], arrays["weights"])
         sorted_file.unlink()
     return len(keys)
+
+
+def _statistics_file(
+    path: Path, spec: TableSpec, rows: int, checkpoint: str
+) -> dict[str, NDArray[Any]]:
+    """Make the file of a table's statistics, beside the table's: a tensor each, and the keys."""
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {"keys": ("U64", (rows,))}
+    empty = statistics_of(spec, np.empty((0, spec.state_elements), np.float32))
+    for name, column in empty.items():
+        kinds[name] = "I64" if column.dtype == np.uint32 else "F32", (rows,)
+    metadata = {"format": STATISTICS_FORMAT, "table": spec.name, "checkpoint": checkpoint}
+    return tensors.create(path.with_name(f"{path.stem}.statistics.safetensors"), kinds, metadata)
 
 
 def _write_dense(reader: CheckpointReader, specs: list[TableSpec], path: Path) -> None:

@@ -184,7 +184,11 @@ class PartReader:
             raise InvalidRequest(f"it is of checkpoint {found.metadata.get('checkpoint')!r}")
         left = dict(found.tensors)
         self._read_memory(left, manifest, index)
-        self._tables = {spec.name: _table_rows(left, spec, self._slots) for spec in manifest.tables}
+        self._tables = {
+            name: _table_rows(left, name, shape, self._slots)
+            for spec in manifest.tables
+            for name, shape in _contents(spec)
+        }
         if left:
             raise InvalidRequest(f"it has the unknown tensor {min(left)}")
         counts = np.zeros(self._slot_count, np.int64)
@@ -208,28 +212,42 @@ class PartReader:
         _same("epoch", self._slots, self._memory[:, 2], manifest.slots.epoch[self._slots])
         self._streams = _take(left, "memory.streams", np.uint64, (None, _STREAM_WORDS))
         self._closed = _take(left, "memory.closed", np.uint64, (None, _CLOSED_WORDS))
+        if "memory.times" in left:
+            times = _take(left, "memory.times", np.uint64, (None, 2))
+            _slots_in("memory.times", times[:, 0], self._slot_count)
         for name, rows in (("memory.streams", self._streams), ("memory.closed", self._closed)):
             slots = _slots_in(name, rows[:, 0], self._slot_count)
             if not np.isin(slots, self._slots).all():
                 raise InvalidRequest(f"{name} has slots that are not in this part")
 
 
+def _contents(spec: TableSpec) -> list[tuple[str, tuple[int, int]]]:
+    """Return the name of a table and of its companion, each with weights and state of a row."""
+    contents = [(spec.name, (spec.row_elements, spec.state_elements))]
+    companion = None if spec.lifetime is None else spec.lifetime.companion_shape
+    if companion is not None:
+        contents.append((f"{spec.name}@admission", companion))
+    return contents
+
+
 def _table_rows(
-    left: dict[str, tensors.Array], spec: TableSpec, known: NDArray[np.int64]
+    left: dict[str, tensors.Array], name: str, shape: tuple[int, int], known: NDArray[np.int64]
 ) -> TableRows:
-    """Take the tensors of one table out of ``left``, and check them."""
-    prefix = f"table.{spec.name}."
+    """Take the tensors of one table out of ``left``, and check them.
+
+    ``shape`` is weights and state of a row.
+    """
+    prefix = f"table.{name}."
+    row_elements, state_elements = shape
     # All of these, or none: a table may have nothing but deleted keys to say.
     if not any(prefix + name in left for name in ("runs", "keys", "weights", "state")):
-        none = _nothing(spec)
-        for name, array in none.items():
-            left[prefix + name] = array
+        for what, array in _nothing(row_elements, state_elements).items():
+            left[prefix + what] = array
     runs = _take(left, prefix + "runs", np.uint64, (None, 2))
     keys = _take(left, prefix + "keys", np.uint64, (None,))
-    weights = _take(left, prefix + "weights", np.float32, (len(keys), spec.row_elements))
-    if spec.state_elements:
-        shape = (len(keys), spec.state_elements)
-        state = _take(left, prefix + "state", np.float32, shape)
+    weights = _take(left, prefix + "weights", np.float32, (len(keys), row_elements))
+    if state_elements:
+        state = _take(left, prefix + "state", np.float32, (len(keys), state_elements))
     else:
         state = np.empty((len(keys), 0), np.float32)
     if (prefix + "deleted" in left) != (prefix + "deleted_runs" in left):
@@ -248,14 +266,14 @@ def _table_rows(
     )
 
 
-def _nothing(spec: TableSpec) -> dict[str, tensors.Array]:
+def _nothing(row_elements: int, state_elements: int) -> dict[str, tensors.Array]:
     empty: dict[str, tensors.Array] = {
         "runs": np.empty((0, 2), np.uint64),
         "keys": np.empty(0, np.uint64),
-        "weights": np.empty((0, spec.row_elements), np.float32),
+        "weights": np.empty((0, row_elements), np.float32),
     }
-    if spec.state_elements:
-        empty["state"] = np.empty((0, spec.state_elements), np.float32)
+    if state_elements:
+        empty["state"] = np.empty((0, state_elements), np.float32)
     return empty
 
 

@@ -48,6 +48,7 @@ from backstay.master.leadership import Leadership
 from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
 from backstay.master.status import job_status
+from backstay.master.upkeep import RowUpkeep
 from backstay.tasks import end_tasks
 
 __all__ = ["FINAL_ERRORS", "EndRecord", "MasterHost", "lengthen_leases"]
@@ -267,6 +268,7 @@ class MasterHost:
         job = Job(opened, self._keys, self._journal, self._clock)
         job.stage_state()
         saving = Saving(job, self._spec.name, checkpoints, servers_end=self._config.servers_end)
+        upkeep = RowUpkeep(job, self._spec.name, self._directory, self._config.client)
         self._service.try_save_now = saving.try_now
         await _until_answered(saving.look)
         job.advance()
@@ -289,6 +291,7 @@ class MasterHost:
             asyncio.create_task(_keep_lease_ttl(job), name="the time of leases"),
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
             asyncio.create_task(saving.watch_restores(), name="restores"),
+            asyncio.create_task(upkeep.run(), name="the upkeep of rows"),
         ]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         over = asyncio.create_task(self._over(job, saving))

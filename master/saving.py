@@ -271,7 +271,7 @@ class Saving:
 
     async def _save_once(self) -> str:
         job = self._job
-        steps = job.schedule.steps
+        steps, upkeeps = job.schedule.steps, job.figures["upkeeps"]
         tags: dict[str, str | int | float] = {
             "job": self._name,
             "steps": steps,
@@ -293,7 +293,7 @@ class Saving:
             return "" if self._keeps_none else why
         self._keeps_none = False
         log.info("checkpoint %s is written", info.id)
-        job.note_checkpoint(info.id, steps, info.url)
+        job.note_checkpoint(info.id, steps, info.url, upkeeps=upkeeps)
         return ""
 
     def _restored(self) -> JobProgress | None:

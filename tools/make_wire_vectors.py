@@ -57,6 +57,11 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
     error = {"code": 9, "retry_safe": 1, "routing_version": BIG}
     final = {"code": 6, "retry_safe": 0, "routing_version": 0}
     deleted = push(4, 1.0, row_elements=0)
+    told = keys + struct.pack("<10f", *range(8), 3.0, 2.0)
+    expired: wire.Fields = push(6, 1.0, row_elements=0)
+    expired |= {"thresholds": 5, "unseen_seconds": 86400, "score_below": 0.0, "norm_below": 0.25}
+    by_the_table = expired | {"thresholds": 0, "unseen_seconds": 0, "norm_below": 0.0}
+    went = {**pushed, "unseen": BIG, "score": 2, "norm": 3, "counters": 4}
     sum_ = wire.CHECKSUM
     return [
         ("hello", wire.Frame("Hello", 0, 0, hello, b"")),
@@ -79,6 +84,15 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
         ("delete", wire.Frame("Delete", 0, 6, deleted, keys)),
         ("delete with a checksum", wire.Frame("Delete", sum_, 6, deleted, keys)),
         ("delete reply", wire.Frame("DeleteReply", 0, 6, {**pushed, "rows": BIG}, b"")),
+        (
+            "push with shows and clicks",
+            wire.Frame("Push", 0, 3, push(5, 0.5, row_elements=5), told),
+        ),
+        ("expire", wire.Frame("Expire", 0, 7, expired, keys)),
+        ("expire by the table", wire.Frame("Expire", sum_, 7, by_the_table, keys)),
+        ("count expired", wire.Frame("CountExpired", 0, 7, expired, keys)),
+        ("decay", wire.Frame("Decay", 0, 8, push(7, 0.5, row_elements=0), keys)),
+        ("expire reply", wire.Frame("ExpireReply", 0, 7, went, b"")),
         ("go away", wire.Frame("GoAway", 0, 0, {}, b"")),
         ("error to be tried again", wire.Frame("Error", 0, 2, error, "slot 5 ☂".encode())),
         ("error without a text", wire.Frame("Error", 0, 2, final, b"")),
@@ -95,6 +109,7 @@ def hostile_frames() -> list[dict[str, Any]]:
     """Damaged frames with what a receiver says: an error code, or that the frame is cut off."""
     good = {name: wire.encode(frame) for name, frame in good_frames()}
     ping, pull, hello = good["ping"], good["pull"], good["hello"]
+    expire = good["expire"]
     gradients, summed = good["push of gradients"], good["push with a checksum"]
     header = [
         ("wrong magic", patched(ping, 0, "B", 0x62), 1),
@@ -102,7 +117,7 @@ def hostile_frames() -> list[dict[str, Any]]:
         ("version 0", patched(ping, 4, "B", 0), 1),
         ("version 1", patched(ping, 4, "B", 1), 1),
         ("version 3", patched(ping, 4, "B", 3), 1),
-        ("unknown opcode", patched(ping, 5, "B", 0x14), 1),
+        ("unknown opcode", patched(ping, 5, "B", 0x17), 1),
         ("opcode 0", patched(ping, 5, "B", 0), 1),
         ("unknown flag", patched(ping, 6, "H", 2), 1),
         ("checksum without its flag", patched(ping, 20, "I", 1), 1),
@@ -134,6 +149,9 @@ def hostile_frames() -> list[dict[str, Any]]:
         ("text over its limit", long_text, 1),
         ("text that is not UTF-8", not_utf8, 1),
         ("unknown kind of push", patched(gradients, 32 + 60, "B", 3), 1),
+        ("unknown threshold", patched(expire, 32 + 64, "I", 8), 1),
+        ("threshold is NaN", patched(expire, 32 + 72, "Q", 0x7FF8000000000000), 5),
+        ("decay above 1", patched(good["decay"], 32 + 56, "I", 0x3F8CCCCD), 5),
         ("scale is NaN", patched(gradients, 32 + 56, "I", 0x7FC00000), 5),
         ("scale is negative", patched(gradients, 32 + 56, "I", 0xBE800000), 5),
         ("scale is infinite", patched(gradients, 32 + 56, "I", 0x7F800000), 5),

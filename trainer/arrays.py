@@ -84,6 +84,45 @@ def as_rows(values: object, shape: tuple[int, ...], what: str) -> Rows:
     return np.ascontiguousarray(array)
 
 
+def as_counts(values: object, shape: tuple[int, ...], what: str) -> Rows:
+    """Return numbers of shows or clicks as float32, contiguous.
+
+    Raises:
+        InvalidRequest: Wrong shape or dtype, or a number that is negative or not finite.
+    """
+    array = as_array(values, what)
+    if array.shape != shape:
+        raise InvalidRequest(f"{what} have shape {array.shape}, must be {shape}: one for each key")
+    if array.dtype.kind not in "fiub":
+        raise InvalidRequest(f"{what} have dtype {array.dtype}: must be numbers")
+    with np.errstate(over="ignore"):
+        counts = np.ascontiguousarray(array, np.float32).reshape(shape)
+    wrong = ~((counts >= 0) & np.isfinite(counts))
+    if wrong.any():
+        first = array.reshape(-1)[np.argmax(wrong.reshape(-1))]
+        raise InvalidRequest(f"{what} have the number {first}: must be 0 or more, and finite")
+    return counts
+
+
+def clicks_of_examples(clicks: Any) -> NDArray[np.float32] | None:
+    """Return the clicks of a batch's examples as float32 [examples]; None stays None.
+
+    Args:
+        clicks: A tensor of the framework, an array or a list: [examples] or [examples, 1].
+
+    Raises:
+        InvalidRequest: It has another shape, or a number that is negative or not finite.
+    """
+    if clicks is None:
+        return None
+    array = np.asarray(clicks.detach().cpu().numpy() if hasattr(clicks, "detach") else clicks)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise InvalidRequest(f"clicks have shape {array.shape}: give one number for each example")
+    return as_counts(array, array.shape, "clicks")
+
+
 def output(out: Rows | None, shape: tuple[int, ...]) -> Rows:
     """Return the array to write results of ``shape`` to: ``out`` if it fits, else a new one.
 

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import secrets
-import socket
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from backstay._native import DataClient, KeyPlan, PushRequest
+from backstay._native import KeyPlan, PushRequest
 from backstay.cluster.checkpoints import Checkpoints
 from backstay.cluster.directory import ClusterInfo, Directory, TableTerms
+from backstay.cluster.upkeep import Expired, Thresholds, check_period, decay_now, expire_now
+from backstay.cluster.watch import ClusterWatch, ProgressHook, made_data_plane
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import Sparse, TableSpec
-from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
+from backstay.trainer.arrays import ArrayLike, Rows, as_counts, as_keys, as_rows, output
 from backstay.trainer.pending import Pending
+from backstay.trainer.push_steps import PushSteps
 from backstay.trainer.registration import NO_JOB, TrainerName, TrainerRegistration
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream, TaskStreams, check_name
-from backstay.trainer.watch import ClusterWatch, ProgressHook, set_routing
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +46,16 @@ def _end_open_clients() -> None:
 
 
 PushKind = Literal["update", "assign", "assign_if_absent", "delete"]
+
+
+class _Counts(NamedTuple):
+    """How often the keys of a push were shown and clicked, [size of the batch]; None: not told."""
+
+    shows: Rows | None = None
+    clicks: Rows | None = None
+
+
+NOT_TOLD = _Counts()
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class Client:
         self._directory = self._directory_of(endpoint, self._config)
         try:
             info = self._directory.first_contact()
-            self._native = _made_data_plane(self._config, info)
+            self._native = made_data_plane(self._config, info)
             self._watch = ClusterWatch(self._native, self._directory, info, progress)
             self._watch.start()
             try:
@@ -131,6 +140,7 @@ class Client:
         self.table_terms = TableTerms("update" if self._config.update_settings else "refuse")
         # What became of other settings that were asked for, in words.
         self.table_notes: list[str] = []
+        self.push_steps = PushSteps()
         self._tables: dict[str, Table] = {}
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
@@ -273,6 +283,8 @@ class Client:
         gradients: ArrayLike,
         *,
         learning_rate_scale: float = 1.0,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
     ) -> None:
         """Run the table's optimizer with these gradients; returns when it is applied.
 
@@ -281,6 +293,10 @@ class Client:
             keys: Integers of any shape, or the batch of the pull that went before.
             gradients: float32 [*shape of keys, dim]; those of equal keys are summed.
             learning_rate_scale: Multiplies the learning rate of this push.
+            shows: How often each key was shown, numbers from 0 [*shape of keys]; those of equal
+                keys are summed. For tables whose lifetime uses a score. Default: 1 for each
+                different key; with ``clicks``, 1 for each key of the batch.
+            clicks: How often each was clicked, likewise. Default: 0.
 
         Raises:
             OutcomeUnknown: No answer within the deadline: it may or may not be applied.
@@ -288,11 +304,13 @@ class Client:
             NonFiniteGradient: NaN or infinity; nothing was sent.
             MemoryLimitReached: A server has no room for the new rows.
             StateLost: Rows are gone with all their copies.
-            InvalidRequest: Keys or gradients do not fit.
+            InvalidRequest: Keys, gradients, shows or clicks do not fit, or the table keeps no shows
+                and clicks; nothing was sent.
         """
         table, batch = self._sparse(table, keys)
         values = as_rows(gradients, (*batch.shape, table.dim), "gradients")
-        self._push(table, batch.plan, values, "update", learning_rate_scale)
+        counts = _counts(table, batch, shows, clicks)
+        self._push(table, batch.plan, values, "update", learning_rate_scale, counts)
 
     def push_async(
         self,
@@ -301,16 +319,19 @@ class Client:
         gradients: ArrayLike,
         *,
         learning_rate_scale: float = 1.0,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
     ) -> Pending[None]:
         """Send a push and return as soon as it has left; see :meth:`push`.
 
-        ``gradients`` may be changed once this returns. Pushes leave in the order of these
+        The arrays may be changed once this returns. Pushes leave in the order of these
         calls and are applied in it, but for one that has to be sent again. A failure is
         raised by ``result()`` and by :meth:`flush`.
         """
         table, batch = self._sparse(table, keys)
         values = as_rows(gradients, (*batch.shape, table.dim), "gradients")
-        return self._push_begin(table, batch.plan, values, "update", learning_rate_scale)
+        counts = _counts(table, batch, shows, clicks)
+        return self._push_begin(table, batch.plan, values, "update", learning_rate_scale, counts)
 
     def assign(self, table: Table | str, keys: ArrayLike | KeyBatch, values: ArrayLike) -> None:
         """Set rows, with fresh optimizer state.
@@ -356,6 +377,57 @@ class Client:
             )
         batch = keys if isinstance(keys, KeyBatch) else self.prepare(keys)
         return self._push(table, batch.plan, np.empty(0, np.float32), "delete", 1.0)
+
+    # -- the lifetime of rows -------------------------------------------------------------
+
+    def expire(
+        self,
+        table: Table | str,
+        *,
+        dry_run: bool = False,
+        unseen_seconds: int | None = None,
+        score_below: float | None = None,
+        norm_below: float | None = None,
+    ) -> Expired:
+        """Remove the rows for which the table's expiry holds, on all copies; pushes go on.
+
+        Args:
+            table: A sparse table with a lifetime.
+            dry_run: Only count them.
+            unseen_seconds: In place of the table's expiry, if one of the three is given: rows that
+                no push has named for more than so many seconds.
+            score_below: Rows of a lower score.
+            norm_below: Rows whose weights have a lower L2 norm.
+
+        Raises:
+            InvalidRequest: The table has no expiry and none is given, or it keeps no statistics
+                for the one that is given.
+            OutcomeUnknown, ServerUnavailable: Not all slots have done it; call it again.
+        """
+        table = self._table(table)
+        self._watch.wait_until_running()
+        thresholds = Thresholds(unseen_seconds, score_below, norm_below)
+        return expire_now(self._native, table.spec, thresholds, dry_run=dry_run)
+
+    def decay(self, table: Table | str, *, period: int, rate: float | None = None) -> int:
+        """Multiply shows and clicks of all rows by a rate, once for each period.
+
+        Args:
+            table: A sparse table whose lifetime uses a score.
+            period: A number that grows. A slot that has applied this period or a later one,
+                whoever asked, does nothing: so the call may be repeated.
+            rate: Default: ``decay`` of the table's score.
+
+        Returns:
+            How many slots applied it now.
+
+        Raises:
+            InvalidRequest: The table keeps no shows and clicks, or a number is out of range.
+            OutcomeUnknown, ServerUnavailable: Not all slots have done it; call it again.
+        """
+        table = self._table(table)
+        self._watch.wait_until_running()
+        return decay_now(self._native, table.spec, check_period(period), rate)
 
     # -- dense tensors --------------------------------------------------------------------
 
@@ -531,23 +603,46 @@ class Client:
         padding = -flat.size % table.row_elements
         return np.pad(flat, (0, padding)) if padding else flat
 
-    def _push(self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float) -> int:
+    def _push(
+        self,
+        table: Table,
+        plan: KeyPlan,
+        values: Rows,
+        kind: PushKind,
+        scale: float,
+        counts: _Counts = NOT_TOLD,
+    ) -> int:
         """Push and wait; returns the rows that a delete removed."""
         self._watch.wait_until_running()
-        return self._native.push(self._request(table, plan, values, kind, scale))
+        return self._native.push(self._request(table, plan, values, kind, scale, counts))
 
     def _push_begin(
-        self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
+        self,
+        table: Table,
+        plan: KeyPlan,
+        values: Rows,
+        kind: PushKind,
+        scale: float,
+        counts: _Counts = NOT_TOLD,
     ) -> Pending[None]:
         """Push without waiting."""
         self._watch.wait_until_running()
-        pending = self._native.push_begin(self._request(table, plan, values, kind, scale))
+        pending = self._native.push_begin(self._request(table, plan, values, kind, scale, counts))
         return Pending(pending.done, pending.finish)
 
     def _request(
-        self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
+        self,
+        table: Table,
+        plan: KeyPlan,
+        values: Rows,
+        kind: PushKind,
+        scale: float,
+        counts: _Counts,
     ) -> PushRequest:
-        stream, ordinal = self._tasks.place(table) if kind == "update" else (None, 0)
+        stream, ordinal = None, 0
+        if kind == "update":
+            stream, ordinal = self._tasks.place(table)
+            scale *= self.push_steps.correction(table)
         return PushRequest(
             table=table.id,
             row_elements=0 if kind == "delete" else table.row_elements,
@@ -559,30 +654,28 @@ class Client:
             deadline_ms=self._config.deadline_ms,
             stream=stream,
             ordinal=ordinal,
+            shows=counts.shows,
+            clicks=counts.clicks,
         )
 
 
-def _made_data_plane(config: ClientConfig, info: ClusterInfo) -> DataClient:
-    """Return a native client of that cluster, going by the routing in ``info``.
+def _counts(
+    table: Table, batch: KeyBatch, shows: ArrayLike | None, clicks: ArrayLike | None
+) -> _Counts:
+    """Return shows and clicks as they travel.
 
     Raises:
-        ConfigError: A TLS file cannot be read or is damaged.
+        InvalidRequest: They do not fit, or the table keeps none.
     """
-    pems = config.read_pems()
-    native = DataClient(
-        cluster_id=info.cluster_id,
-        client_name=f"{socket.gethostname()}:{os.getpid()}",
-        # 64 random bits name this client's stream of pushes.
-        stream_job=secrets.randbits(64),
-        token=config.token,
-        tls_ca_pem=pems.ca,
-        tls_cert_pem=pems.cert,
-        tls_key_pem=pems.key,
-        connect_timeout_ms=config.connect_timeout_ms,
-        stall_timeout_ms=config.stall_timeout_ms,
-        max_frame_bytes=config.max_frame_bytes,
-        part_bytes=config.part_bytes,
-        max_pushes_in_flight=config.max_pushes_in_flight,
+    if shows is None and clicks is None:
+        return NOT_TOLD
+    if not table.spec.keeps_show_and_click:
+        raise InvalidRequest(
+            f"table {table.name} keeps no shows and clicks: leave shows= and clicks= out, or make "
+            "it with a lifetime that uses a score"
+        )
+    told = (
+        None if given is None else as_counts(given, batch.shape, what).reshape(-1)
+        for given, what in ((shows, "shows"), (clicks, "clicks"))
     )
-    set_routing(native, info)
-    return native
+    return _Counts(*told)

@@ -123,11 +123,15 @@ class JobStateRecord(JsonRecord, what="job state"):
         checkpoint: The newest checkpoint of the job; empty: none.
         checkpoint_url: Where it was written to; empty: not since the servers were restored.
         passes_begun: Training passes of which a task was given out, or may have been.
+        pass_starts: When the newest of them began, in seconds of Unix time, by the number of the
+            pass; as ``lifetime.unseen_passes`` of the spec needs them.
         task_lease_ttl_ms: How long workers may count on a lease; never less than any of them was
             told.
         figures: Sums, most of them for people: ``examples``, ``steps``, ``bad_records``, ...
             ``tasks``, the number of tasks that have ended, says whether a checkpoint is exact;
-            ``saved_steps``, the steps of the job's newest checkpoint, whether one is missing.
+            ``saved_steps``, the steps of the job's newest checkpoint, whether one is missing, and
+            so does ``saved_upkeeps``. ``upkept_passes`` is the last pass whose end was seen to,
+            ``upkeeps`` how many of these changed rows.
         evaluations: The last evaluations: objects with ``round``, ``steps``, ``records`` and
             ``metrics``.
         table_notes: What became of settings that the tables did not have, since a job master
@@ -149,6 +153,7 @@ class JobStateRecord(JsonRecord, what="job state"):
     checkpoint: str = ""
     checkpoint_url: str = ""
     passes_begun: int = 0
+    pass_starts: Mapping[str, Count] = field(default_factory=dict)
     task_lease_ttl_ms: int = 0
     figures: Mapping[str, Count] = field(default_factory=dict)
     evaluations: tuple[Mapping[str, Any], ...] = ()

@@ -284,7 +284,8 @@ class ClusterInspection(ClusterChannels):
     def tables(self) -> dict[str, Any]:
         """Return the tables, with rows, their copies and bytes over the nodes that answer.
 
-        ``rows`` counts each row once, at its slot's master; ``copies`` each copy of a row.
+        ``rows`` counts each row once, at its slot's master; ``copies`` each copy of a row;
+        ``counters`` each copy of an admission's counter.
         """
         routing = self.cluster()[1]
         tables: dict[str, dict[str, Any]] = {}
@@ -304,6 +305,9 @@ class ClusterInspection(ClusterChannels):
                         "rows": 0,
                         "copies": 0,
                         "bytes": 0,
+                        "counters": 0,
+                        "counter_bytes": 0,
+                        "row_bytes": table.row_bytes,
                         "spec": json.loads(table.spec_json),
                         "revision": table.revision,
                     },
@@ -311,6 +315,8 @@ class ClusterInspection(ClusterChannels):
                 entry["rows"] += table.master_rows
                 entry["copies"] += table.rows
                 entry["bytes"] += table.bytes
+                entry["counters"] += table.counters
+                entry["counter_bytes"] += table.counter_bytes
         return {"tables": [tables[name] for name in sorted(tables)], "silent_nodes": silent}
 
     def set_table(
@@ -320,7 +326,7 @@ class ClusterInspection(ClusterChannels):
 
         Args:
             name: The table's.
-            settings: Those of its optimizer by name, and ``non_finite``.
+            settings: Those of its optimizer by name, ``non_finite``, and of its lifetime.
             dry_run: Only say what would change.
 
         Raises:

@@ -327,11 +327,26 @@ def delete(options: ClusterOptions, checkpoint_id: str, url: str, as_json: bool)
 @json_option()
 @click.option("--id", "checkpoint_id", default="", help="Which one. Default: the newest.")
 @click.option("--parquet", is_flag=True, help="Tables as Parquet instead of safetensors.")
+@click.option("--statistics", is_flag=True, help="Also write the statistics of rows.")
+@click.option(
+    "--score-at-least",
+    type=float,
+    help="Leave rows of a lower score out, in tables that keep shows and clicks.",
+)
 @click.argument("url")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-def export(url: str, directory: Path, checkpoint_id: str, parquet: bool, as_json: bool) -> None:
+def export(
+    url: str,
+    directory: Path,
+    checkpoint_id: str,
+    parquet: bool,
+    statistics: bool,
+    score_at_least: float | None,
+    as_json: bool,
+) -> None:
     """Write the weights of a checkpoint for inference; needs no cluster, only the files."""
     # Imported here: it takes time that no other command should.
+    from backstay.checkpoint.export import RowChoice
     from backstay.checkpoint.export import export as write
     from backstay.checkpoint.storage import CheckpointStorage
 
@@ -341,7 +356,8 @@ def export(url: str, directory: Path, checkpoint_id: str, parquet: bool, as_json
         if not checkpoint_id and not ids:
             raise CheckpointNotFound(f"{storage.url} has no finished checkpoint")
         chosen = checkpoint_id or ids[-1]
-        write(storage, chosen, directory, "parquet" if parquet else "safetensors")
+        rows = RowChoice(statistics, score_at_least)
+        write(storage, chosen, directory, "parquet" if parquet else "safetensors", rows=rows)
     if as_json:
         print_json({"id": chosen, "directory": str(directory)})
     else:

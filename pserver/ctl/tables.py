@@ -10,6 +10,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from backstay.cluster.upkeep import Expired, Upkeep
+from backstay.config import ClientConfig
 from backstay.errors import ConfigError
 from backstay.exits import exit_on_error, print_json
 from backstay.pserver.client.inspection import ClusterInspection
@@ -18,22 +20,29 @@ from backstay.pserver.ctl.asking import (
     EXIT_UNHEALTHY,
     ClusterOptions,
     ask,
+    chosen_endpoints,
     examples,
     json_option,
 )
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
-from backstay.pserver.tables.settings import NON_FINITE, shown_policy
+from backstay.pserver.tables.settings import NON_FINITE, settings_of, shown_policy
 
 __all__ = ["parse_assignments", "tables"]
 
 EXAMPLES = examples(
     "pserverctl --endpoint 127.0.0.1:7000 tables --json",
     "pserverctl tables set user/emb learning_rate=0.01",
+    "pserverctl tables expire user/emb --dry-run",
 )
 SET_EXAMPLES = examples(
     "pserverctl tables set user/emb learning_rate=0.01",
     "pserverctl tables set user/emb learning_rate=0.001 epsilon=1e-6 --dry-run",
     "pserverctl tables set user/emb non_finite=clip:5 --json",
+    "pserverctl tables set user/emb expiry.unseen_seconds=604800 capacity.rows=2000000",
+)
+EXPIRE_EXAMPLES = examples(
+    "pserverctl tables expire user/emb --dry-run",
+    "pserverctl tables expire user/emb --unseen-seconds 604800 --json",
 )
 
 
@@ -70,10 +79,11 @@ def set_settings(
 ) -> None:
     """Change settings of a table that exists, while it is trained.
 
-    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1, or non_finite, whose
-    VALUE is refuse or clip:LIMIT. Every push taken on after this has ended is applied under the
-    new settings, on all copies. What the layout of the rows depends on cannot change: another
-    optimizer, the dimension, the storage.
+    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1; or non_finite, whose
+    VALUE is refuse or clip:LIMIT; or of its lifetime: expiry.*, capacity.rows or .bytes,
+    score.decay, unadmitted, with the VALUE null for none. Every push taken on after this has ended
+    is applied under the new settings, on all copies. What the layout of the rows depends on cannot
+    change: another optimizer, the dimension, the storage, which statistics a row keeps.
     """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
         settings = parse_assignments(assignments)
@@ -89,6 +99,75 @@ def set_settings(
     else:
         would = "would change" if dry_run else f"revision {done['revision']}"
         click.echo(f"table {name!r}, {would}: {', '.join(done['changed'])}")
+
+
+@tables.command(epilog=EXPIRE_EXAMPLES)
+@click.argument("name")
+@click.option("--unseen-seconds", type=int, help="Rows that no push named for so many seconds.")
+@click.option("--score-below", type=float, help="Rows of a lower score.")
+@click.option("--norm-below", type=float, help="Rows whose weights have a lower L2 norm.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@json_option()
+@click.pass_obj
+def expire(
+    options: ClusterOptions,
+    name: str,
+    unseen_seconds: int | None,
+    score_below: float | None,
+    norm_below: float | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove the rows of a table that its expiry no longer keeps, while it is trained.
+
+    Without a threshold, those of the table's own expiry hold. Each row counts once, for the first
+    reason that holds: unseen, score, norm.
+    """
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+        config = ClientConfig.load(file=options.config_file)
+        with Upkeep(chosen_endpoints(options), config) as upkeep:
+            expired = upkeep.expire(
+                name,
+                dry_run=dry_run,
+                unseen_seconds=unseen_seconds,
+                score_below=score_below,
+                norm_below=norm_below,
+            )
+    # Each row has the same memory, so it does not matter which are gone by now.
+    found = ask(options, ClusterInspection.tables, as_json=as_json)["tables"]
+    row_bytes = next((one["row_bytes"] for one in found if one["name"] == name), 0)
+    report = _expiry_report(name, expired, row_bytes, dry_run)
+    if as_json:
+        print_json(report)
+    else:
+        _show_expiry(report)
+
+
+def _expiry_report(name: str, expired: Expired, row_bytes: int, dry_run: bool) -> dict[str, Any]:
+    reasons = {"unseen": expired.unseen, "score": expired.score, "norm": expired.norm}
+    return {
+        "table": name,
+        "dry_run": dry_run,
+        "rows": expired.rows,
+        "bytes": expired.rows * row_bytes,
+        "by_reason": {
+            reason: {"rows": rows, "bytes": rows * row_bytes} for reason, rows in reasons.items()
+        },
+        "counters": expired.counters,
+        "slots": expired.slots,
+    }
+
+
+def _show_expiry(report: dict[str, Any]) -> None:
+    would = "would expire" if report["dry_run"] else "expired"
+    click.echo(f"table {report['table']!r}: {report['rows']:,} rows {would}")
+    shown = grid("reason", "rows", "memory of one copy")
+    for reason, told in report["by_reason"].items():
+        shown.add_row(reason, f"{told['rows']:,}", size_text(told["bytes"]))
+    print_whole(Console(), shown)
+    if report["counters"]:
+        forgotten = "would be forgotten" if report["dry_run"] else "forgotten"
+        click.echo(f"{report['counters']:,} counters of keys without a row {forgotten}")
 
 
 def parse_assignments(words: tuple[str, ...]) -> dict[str, Any]:
@@ -139,7 +218,9 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
-    shown = grid("table", "kind", "storage", "optimizer", "rows", "copies", "memory")
+    lives = any(table["spec"].get("lifetime") for table in reported)
+    more = ("counters", "lifetime") if lives else ()
+    shown = grid("table", "kind", "storage", "optimizer", "rows", "copies", "memory", *more)
     for table in reported:
         spec = table["spec"]
         kind, shape = next(iter(spec["kind"].items()))
@@ -152,6 +233,7 @@ def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
             f"{table['rows']:,}",
             f"{table['copies']:,}",
             size_text(table["bytes"]),
+            *((f"{table['counters']:,}", lifetime_text(table["spec"])) if lives else ()),
         )
     print_whole(console, shown)
 
@@ -159,7 +241,35 @@ def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
 def settings_text(spec: dict[str, Any]) -> str:
     """Return an optimizer with its settings, and the policy for bad gradients if it is set."""
     ((name, own),) = spec["optimizer"].items()
-    words = [name, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
+    if name == "user":
+        name = f"user {own['name']}"
+    words = [name, *(f"{key}={json.dumps(value)}" for key, value in settings_of(spec).items())]
     if spec[NON_FINITE] != "refuse":
         words.append(f"{NON_FINITE}={shown_policy(spec[NON_FINITE])}")
     return " ".join(words)
+
+
+def lifetime_text(spec: dict[str, Any]) -> str:
+    """Return a table's lifetime in a few words; empty: it has none."""
+    lifetime = spec.get("lifetime")
+    if lifetime is None:
+        return ""
+    words = []
+    admission = lifetime["admission"]
+    if isinstance(admission, dict):
+        ((kind, own),) = admission.items()
+        words.append(f"admission {kind} {_settings_text(own)}")
+    words += [
+        f"{part} {_settings_text(lifetime[part])}"
+        for part in ("expiry", "capacity", "score")
+        if lifetime[part]
+    ]
+    return "; ".join(words)
+
+
+def _settings_text(settings: dict[str, Any]) -> str:
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in settings.items()
+        if value is not None
+    )

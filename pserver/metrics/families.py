@@ -245,6 +245,9 @@ def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:
         ("keys_pulled", "Keys of the pulls answered."),
         ("keys_pushed", "Keys of the pushes answered."),
         ("rows_deleted", "Rows removed by deletes."),
+        ("rows_expired", "Rows removed by expiry, as master."),
+        ("rows_evicted", "Rows removed because a table was at its capacity, as master."),
+        ("keys_not_admitted", "Keys of pushes that got no row by their admission, as master."),
         ("connections_accepted", "Connections to the data plane taken, those refused included."),
         ("connections_refused", "Connections refused because max_connections were open."),
         ("frames_broken", "Connections closed for what came over them."),
@@ -319,3 +322,9 @@ def _memory(
     yield _gauges("table_rows", "Rows held here by table, all roles.", "table", rows)
     size = {table["spec"]["name"]: table["bytes"] for table in tables}
     yield _gauges("table_bytes", "Memory of the rows held here by table.", "table", size)
+    counters = {table["spec"]["name"]: table["counters"] for table in tables}
+    yield _gauges(
+        "table_counters", "Counters held here of keys without a row, by table.", "table", counters
+    )
+    size = {table["spec"]["name"]: table["counter_bytes"] for table in tables}
+    yield _gauges("table_counter_bytes", "Memory of those counters by table.", "table", size)

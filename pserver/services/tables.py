@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,6 +99,7 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
 
     def _message(self, table: KnownTable) -> tables_pb2.Table:
         rows, master_rows, size_bytes = self._data_server.table_usage(table.name)
+        counters, counter_bytes, row_bytes = self._of_lifetime(table)
         return tables_pb2.Table(
             name=table.name,
             id=table.id,
@@ -106,4 +108,16 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
             master_rows=master_rows,
             bytes=size_bytes,
             revision=table.revision,
+            counters=counters,
+            counter_bytes=counter_bytes,
+            row_bytes=row_bytes,
         )
+
+    def _of_lifetime(self, table: KnownTable) -> tuple[int, int, int]:
+        """Return counters of keys without a row on this node, their memory, and that of a row."""
+        if "lifetime" not in json.loads(table.spec_json):
+            return 0, 0, 0
+        for told in json.loads(self._data_server.tables_json()):
+            if told["id"] == table.id:
+                return told["counters"], told["counter_bytes"], told["row_bytes"]
+        return 0, 0, 0

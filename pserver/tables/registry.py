@@ -14,12 +14,19 @@ from typing import Any
 
 from backstay.errors import LimitExceeded, TableConflict, UnknownTable
 from backstay.listing import listed
-from backstay.pserver.tables.settings import NON_FINITE, shown_policy
+from backstay.pserver.tables.settings import (
+    NON_FINITE,
+    lifetime_settings,
+    settings_of,
+    shown_policy,
+)
 
 __all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
 
 SPEC_BYTES_MAX = 65_536
 DIFFERENCES_SHOWN_MAX = 8
+# Characters of a value in a message: an expression is long.
+VALUE_SHOWN_MAX = 200
 NAMES_SHOWN_MAX = 5
 # Comparing descriptions takes time, and the node has other callers.
 NAMES_COMPARED_MAX = 500
@@ -224,19 +231,25 @@ def _other_rows(present: KnownTable, lines: list[str]) -> str:
 def _other_settings(present: KnownTable, wanted: KnownTable) -> str:
     lines = differences_of(present.spec_json, wanted.spec_json)
     asked = _assignments(json.loads(present.spec_json), json.loads(wanted.spec_json))
+    by_hand = f"pserverctl tables set {present.name} {asked}, or " if asked else ""
     return (
         f"table {present.name!r} exists with other settings: {_few(lines)}. To change them: "
-        f"pserverctl tables set {present.name} {asked}, or update_settings=True where the trainer "
-        "connects"
+        f"{by_hand}update_settings=True where the trainer connects"
     )
 
 
 def _assignments(present: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Return what ``pserverctl tables set`` takes to make one description the other."""
-    (before,), (after,) = present["optimizer"].values(), wanted["optimizer"].values()
-    words = [f"{name}={_shown(after[name])}" for name in after if after[name] != before[name]]
+    before, after = settings_of(present), settings_of(wanted)
+    words = [
+        f"{name}={_shown(after[name])}"
+        for name in after
+        if after[name] != before.get(name, after[name])
+    ]
     if present[NON_FINITE] != wanted[NON_FINITE]:
         words.append(f"{NON_FINITE}={shown_policy(wanted[NON_FINITE])}")
+    old, new = lifetime_settings(present), lifetime_settings(wanted)
+    words += [f"{name}={_word(new[name])}" for name in new if new[name] != old[name]]
     return " ".join(words)
 
 
@@ -248,4 +261,9 @@ def _few(lines: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    return "nothing" if value is _ABSENT else json.dumps(value)
+    text = "nothing" if value is _ABSENT else json.dumps(value)
+    return text if len(text) <= VALUE_SHOWN_MAX else f"{text[:VALUE_SHOWN_MAX]}..."
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

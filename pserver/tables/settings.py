@@ -13,16 +13,43 @@ from typing import Any
 
 from backstay.errors import ConfigError, TableConflict
 
-__all__ = ["NON_FINITE", "settings_changed", "shown_policy", "with_assignments"]
+__all__ = [
+    "NON_FINITE",
+    "lifetime_settings",
+    "settings_changed",
+    "settings_of",
+    "shown_policy",
+    "with_assignments",
+]
 
 NON_FINITE = "non_finite"
+# What may change of a lifetime, as people name it: its place in the description.
+LIFETIME_SETTINGS = (
+    "unadmitted",
+    *(f"expiry.{name}" for name in ("unseen_seconds", "score_below", "norm_below")),
+    "expiry.every_seconds",
+    *("capacity.rows", "capacity.bytes"),
+    *("score.decay", "score.decay_every_seconds"),
+)
 # What a description holds besides settings.
 _FIXED = frozenset(
     {
         *("name", "kind", "dim", "shape", "block_elements"),
-        *("storage", "dtype", "initializer", "seed", "optimizer"),
+        *("storage", "dtype", "initializer", "seed", "optimizer", "states", "expression"),
+        *("lifetime", "admission", "expiry", "capacity", "capacity.evict", "score"),
+        *("score.nonclick_coefficient", "score.click_coefficient"),
     }
 )
+# Before the name of a setting of the function that a pull goes through.
+_PULL = "pull."
+
+
+def settings_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a description by name: the optimizer's, and ``pull.``'s."""
+    ((kind, own),) = spec["optimizer"].items()
+    settings = {"learning_rate": own["learning_rate"], **own["settings"]} if kind == "user" else own
+    pull = spec.get("pull") or {"settings": {}}
+    return {**settings, **{f"{_PULL}{name}": value for name, value in pull["settings"].items()}}
 
 
 def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
@@ -30,7 +57,8 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
 
     Args:
         spec_json: Canonical.
-        settings: Of its optimizer by name, and ``non_finite``.
+        settings: Of its optimizer by name, ``non_finite``, of its lifetime, such as
+            ``expiry.unseen_seconds``, and ``pull.`` with a setting's name.
 
     Raises:
         ConfigError: It has no such setting.
@@ -38,30 +66,63 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
     """
     spec = json.loads(spec_json)
     ((kind, own),) = spec["optimizer"].items()
+    known = settings_of(spec)
     for name, value in settings.items():
         if name == NON_FINITE:
             spec[NON_FINITE] = value
-        elif name in own:
-            own[name] = value
+        elif name in known and name.startswith(_PULL):
+            spec["pull"]["settings"][name.removeprefix(_PULL)] = value
+        elif name in known:
+            (own["settings"] if name in own.get("settings", {}) else own)[name] = value
+        elif name in LIFETIME_SETTINGS:
+            _assign_lifetime(spec, name, value)
         elif name in _FIXED:
             raise TableConflict(
                 f"{name} of table {spec['name']!r} cannot be changed: its rows are made for it; "
                 "make a table of another name"
             )
         else:
-            near = difflib.get_close_matches(name, [*own, NON_FINITE], 1)
+            others = [NON_FINITE, *(LIFETIME_SETTINGS if spec.get("lifetime") else ())]
+            near = difflib.get_close_matches(name, [*known, *others], 1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(
                 f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
-                f"{', '.join([*own, NON_FINITE])}"
+                f"{', '.join([*known, *others])}"
             )
     return json.dumps(spec)
+
+
+def _assign_lifetime(spec: dict[str, Any], name: str, value: Any) -> None:
+    """Set one setting of a lifetime; a part of which nothing is set goes."""
+    lifetime = spec.get("lifetime")
+    if lifetime is None:
+        raise TableConflict(
+            f"table {spec['name']!r} has no lifetime, and its rows are made for none: {name} "
+            "cannot be set; make a table of another name with a lifetime"
+        )
+    part, dot, leaf = name.partition(".")
+    if not dot:
+        lifetime[part] = value
+        return
+    settings = {**(lifetime.get(part) or {}), leaf: value}
+    is_set = any(setting is not None for setting in settings.values())
+    lifetime[part] = settings if is_set else None
+
+
+def lifetime_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may change of a description's lifetime, by name; None: it is not set."""
+    lifetime = spec.get("lifetime") or {}
+    values = {}
+    for name in LIFETIME_SETTINGS:
+        part, dot, leaf = name.partition(".")
+        values[name] = (lifetime.get(part) or {}).get(leaf) if dot else lifetime.get(part)
+    return values
 
 
 def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     """Return what differs in two descriptions, "learning_rate: 0.1 -> 0.01" each."""
     before, after = json.loads(before_json), json.loads(after_json)
-    (old,), (new,) = before["optimizer"].values(), after["optimizer"].values()
+    old, new = settings_of(before), settings_of(after)
     lines = [
         f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
         for name in new
@@ -70,7 +131,23 @@ def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     if before[NON_FINITE] != after[NON_FINITE]:
         was, is_now = (shown_policy(spec[NON_FINITE]) for spec in (before, after))
         lines.append(f"{NON_FINITE}: {was} -> {is_now}")
+    old, new = lifetime_settings(before), lifetime_settings(after)
+    lines += [
+        f"{name}: {json.dumps(old[name])} -> {json.dumps(new[name])}"
+        for name in new
+        if old[name] != new[name]
+    ]
+    held, wanted = (_function(spec.get("pull")) for spec in (before, after))
+    if held[0] != wanted[0]:
+        lines.append(f"pull: {held[0]} -> {wanted[0]}")
+    elif held != wanted:
+        lines.append("pull: another function")
     return tuple(lines)
+
+
+def _function(pull: Mapping[str, Any] | None) -> tuple[str, object]:
+    """Return name and expression of the function that a pull goes through."""
+    return ("none", None) if pull is None else (pull["name"], pull["expression"])
 
 
 def shown_policy(policy: Any) -> str:

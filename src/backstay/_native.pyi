@@ -168,7 +168,10 @@ class DataServer:
                 that cannot go on under these.
         """
     def tables_json(self) -> str:
-        """A JSON list: ``[{"spec", "id", "rows", "master_rows", "bytes"}, ...]``."""
+        """A JSON list: ``[{"spec", "id", "rows", "master_rows", "bytes", "counters", ...}, ...]``.
+
+        ``counters`` and ``counter_bytes`` are of keys without a row, ``row_bytes`` is of one row.
+        """
     def table_usage(self, table: str) -> tuple[int, int, int]:
         """Rows of one table on this node, those in slots it is master of, bytes of all."""
     def stats_json(self) -> str:
@@ -300,11 +303,15 @@ class PushRequest:
         deadline_ms: int,
         stream: PushStream | None = None,
         ordinal: int = 0,
+        shows: NDArray[np.float32] | None = None,
+        clicks: NDArray[np.float32] | None = None,
     ) -> PushRequest:
         """Describe a push of ``kind`` "update", "assign", "assign_if_absent" or "delete".
 
         ``values`` is [size * row_elements]; a delete has none, and ``row_elements`` 0. With a
         ``stream``, the push is that of the table with this ``ordinal`` in the stream's batch.
+        ``shows`` and ``clicks`` are [keys of the plan's batch] each, for updates of tables that
+        keep them; if one is missing, each key has 1 show or 0 clicks.
         """
 
 @final
@@ -401,6 +408,26 @@ class DataClient:
         """Send a push; it ends in the background."""
     def push(self, request: PushRequest) -> int:
         """Send a push and wait until it is applied; returns the rows that a delete removed."""
+    def expire(
+        self,
+        table: int,
+        *,
+        deadline_ms: int,
+        dry_run: bool = False,
+        unseen_seconds: int | None = None,
+        score_below: float | None = None,
+        norm_below: float | None = None,
+    ) -> str:
+        """Remove the rows of a table that have expired, slot by slot, or only count them.
+
+        Without a threshold those of the table hold. Returns JSON: rows by reason (``unseen``,
+        ``score``, ``norm``), ``counters`` of keys without a row that went, and ``slots`` done.
+        """
+    def decay(self, table: int, *, period: int, deadline_ms: int, rate: float | None = None) -> int:
+        """Multiply shows and clicks of a table, once for a period; the slots that did it now.
+
+        A slot does no period twice, and none before one that it did. ``rate`` None: the table's.
+        """
     def task_stream(
         self, job: int, pass_number: int, task: int, tables: int, first_batch: int
     ) -> PushStream:
@@ -508,8 +535,11 @@ class SimNode:
         keys: Sequence[int],
         values: Sequence[float],
         known_version: int = 2**64 - 1,
+        change: str = "",
     ) -> tuple[int, str]:
-        """Take a push on, or without ``values`` a delete; the keys are sorted by slot.
+        """Take a push on, or without ``values`` a delete, or what ``change`` says.
+
+        ``change`` is "expire" or "decay", of the slots of the keys. The keys are sorted by slot.
 
         ``known_version`` is the client's routing.
 

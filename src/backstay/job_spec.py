@@ -33,6 +33,7 @@ __all__ = [
     "EarlyStop",
     "HooksSpec",
     "JobSpec",
+    "LifetimeSpec",
     "ModeSpec",
     "ServerCounts",
     "ServersSpec",
@@ -166,6 +167,33 @@ class CheckpointSpec:
     def __post_init__(self) -> None:
         """Check the values."""
         check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifetimeSpec:
+    """What the end of a pass does to the rows of tables with a lifetime."""
+
+    SHORT: ClassVar[str] = "every"
+
+    every: str = setting(
+        "pass",
+        "At the end of each pass, decay shows and clicks and expire rows, as the tables' lifetimes "
+        "say where they name no period of their own; or never.",
+        choices=("pass", "none"),
+    )
+    unseen_passes: int = setting(
+        0,
+        "Expire also rows that no push has named in so many whole passes, in tables that keep when "
+        "a row was last seen. 0: no.",
+        minimum=0,
+        maximum=1000,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if self.unseen_passes and self.every == "none":
+            raise ConfigError("unseen_passes: needs `every: pass`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,6 +429,9 @@ class JobSpec:
         maximum=2**62,
     )
     checkpoint: CheckpointSpec = setting(CheckpointSpec, "When model and progress are saved.")
+    lifetime: LifetimeSpec = setting(
+        LifetimeSpec, "What the end of a pass does to rows of tables with a lifetime."
+    )
     task_lease_ttl_ms: int = setting(
         2000,
         "How long a worker may be silent before its tasks go to others; at least N / 250 s "

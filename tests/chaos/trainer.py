@@ -2,6 +2,9 @@
 
 ``python -m tests.chaos.trainer JSON``. SGD with rate 1 and gradient -1 adds 1 to each key of a
 push. It ends when standard input closes, after what it has sent is acknowledged.
+
+Some pushes also go to a crowded table, whose rows come and go all the time. Which ones there are
+depends on the order of all trainers' pushes, so only its copies are compared.
 """
 
 from __future__ import annotations
@@ -24,10 +27,9 @@ from backstay.errors import (
     ServerUnavailable,
     StateLost,
 )
-from backstay.tables import SGD, TableSpec, Zeros
+from backstay.tables import SGD, AdmitAfter, Capacity, Expiry, Lifetime, TableSpec, Zeros
 from backstay.trainer import Client
 from backstay.trainer.pending import Pending
-from backstay.trainer.table import Table
 from tests.chaos.history import Keys, Shape, Writer, keys_of
 
 __all__ = ["DIM", "TABLE", "TrainerSettings", "main"]
@@ -35,6 +37,9 @@ __all__ = ["DIM", "TABLE", "TrainerSettings", "main"]
 TABLE = "count"
 DIM = 4
 READ_EVERY = 10
+CROWD_EVERY = 5
+# The fewest rows of a slot that a capacity may give.
+CROWD_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,25 @@ def table_spec() -> TableSpec:
     return TableSpec.sparse(TABLE, DIM, optimizer=SGD(1.0), initializer=Zeros())
 
 
+def crowded_spec(slots: int) -> TableSpec:
+    """Return the crowded table: admission, expiry by the servers, and a capacity."""
+    lifetime = Lifetime(
+        AdmitAfter(2),
+        expiry=Expiry(unseen_seconds=20, every_seconds=5),
+        capacity=Capacity(rows=CROWD_SHARE * slots, evict="least_frequent"),
+    )
+    return TableSpec.sparse("crowd", DIM, optimizer=SGD(1.0), lifetime=lifetime)
+
+
 class Counter:
     """Pushes, and keeps account."""
 
-    def __init__(self, client: Client, table: Table, writer: Writer, told: TrainerSettings) -> None:
+    def __init__(self, client: Client, writer: Writer, told: TrainerSettings) -> None:
         self._client = client
-        self._table = table
+        self._table = client.create_table(table_spec())
+        slots = client.cluster().routing.slot_count
+        self._crowd = client.create_table(crowded_spec(slots))
+        self._crowding: deque[Pending[None]] = deque()
         self._writer = writer
         self._told = told
         self._sequence = 0
@@ -97,10 +115,26 @@ class Counter:
         self._writer.begun(sequence, keys)
         pending = self._client.push_async(self._table, keys, self._gradients[: len(keys)])
         self._under_way.append((sequence, keys, pending))
+        if sequence % CROWD_EVERY == 0:
+            self._push_to_crowd(keys)
         if len(self._under_way) >= self._told.window:
             self.flush()
         if sequence % READ_EVERY == READ_EVERY - 1:
             self.read(keys)
+
+    def _push_to_crowd(self, keys: Keys) -> None:
+        gradients = self._gradients[: len(keys)]
+        self._crowding.append(self._client.push_async(self._crowd, keys, gradients))
+        if len(self._crowding) >= self._told.window:
+            self._flush_crowd()
+
+    def _flush_crowd(self) -> None:
+        try:
+            self._crowding.popleft().result()
+        except StateLost:
+            raise
+        except BackstayError:
+            pass  # No account is kept of what this table should have.
 
     def flush(self) -> None:
         """Wait for the oldest push and write its outcome down."""
@@ -137,6 +171,8 @@ class Counter:
         """Wait for every push."""
         while self._under_way:
             self.flush()
+        while self._crowding:
+            self._flush_crowd()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -152,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     writer = Writer(Path(told.path), told.stream, told.shape)
     config = ClientConfig(deadline_ms=told.deadline_ms)
     with Client(told.endpoints, config=config) as client:
-        counter = Counter(client, client.create_table(table_spec()), writer, told)
+        counter = Counter(client, writer, told)
         try:
             while not stop.wait(told.pause_s):
                 counter.push()

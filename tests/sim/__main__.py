@@ -35,10 +35,11 @@ def main() -> int:
         "cuts": arguments.cuts,
         "tasks": arguments.tasks,
         "deletes": arguments.deletes,
+        "lifetimes": arguments.lifetimes,
     }
     flags = "".join(
         f" --{name}"
-        for name in ("jobs", "restores", "inexact", "cuts", "tasks", "deletes")
+        for name in ("jobs", "restores", "inexact", "cuts", "tasks", "deletes", "lifetimes")
         if getattr(arguments, name)
     )
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
@@ -101,6 +102,9 @@ def _arguments() -> argparse.Namespace:
         help="with --jobs --restores: checkpoints take time, and passes are cut short",
     )
     parser.add_argument("--tasks", action="store_true", help="with tasks whose master never dies")
+    parser.add_argument(
+        "--lifetimes", action="store_true", help="with rows that expire, and scores that decay"
+    )
     parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()

@@ -13,7 +13,7 @@ import numpy as np
 from backstay import _native
 from backstay.consensus.records import NO_MASTER, RoutingTable
 from tests.sim.checkpoints import Checkpoints
-from tests.sim.deletions import Deletions
+from tests.sim.deletions import LIFETIME, Deletions
 from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
 from tests.sim.history import History
@@ -118,6 +118,7 @@ class Cluster:
         inexact: bool = False,
         cuts: bool = False,
         deletes: bool = False,
+        lifetimes: bool = False,
     ) -> None:
         self.allows_inexact = inexact
         self.cuts_passes = cuts
@@ -127,13 +128,13 @@ class Cluster:
         self.store = SimStore(self.queue, self.network)
         self.routings: list[RoutingTable] = []
         self.processes: dict[int, Pserver] = {}
-        self.table_json = json.dumps(TABLE)
+        self.table_json = json.dumps(TABLE | ({"lifetime": LIFETIME} if lifetimes else {}))
         self.table = _native.table_id("counts")
         self.keys = list(range(1, 4 * self.options.slots + 1))
         slots = _native.slots_of(np.array(self.keys, dtype=np.uint64), self.options.slots)
         self.slot_of = dict(zip(self.keys, slots.tolist(), strict=True))
-        owners = self.options.trainers if deletes else 0
-        self.deletions = Deletions(self, seed, trainers=owners)
+        owners = self.options.trainers if deletes or lifetimes else 0
+        self.deletions = Deletions(self, seed, trainers=owners, lifetimes=lifetimes)
         self.slot_of |= self.deletions.slot_of
         self.history = History(self.slot_of, self.fail)
         self._token = 0
@@ -440,6 +441,7 @@ def simulate(
     inexact: bool = False,
     cuts: bool = False,
     deletes: bool = False,
+    lifetimes: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -452,6 +454,7 @@ def simulate(
         inexact: Restores under a job are of some slots, too.
         cuts: Jobs cut passes short, and their checkpoints take time.
         deletes: Trainers delete rows as well.
+        lifetimes: The table has a lifetime, and rows expire as well.
     """
     cluster = Cluster(
         seed,
@@ -462,6 +465,7 @@ def simulate(
         inexact=inexact,
         cuts=cuts,
         deletes=deletes,
+        lifetimes=lifetimes,
     )
     failure = ""
     try:

@@ -282,11 +282,16 @@ class Pserver:
         values: list[float],
         known_version: int,
         answer: Callable[[int], None],
+        *,
+        change: str = "",
     ) -> None:
-        """Take a push, or without values a delete, on; ``answer`` gets 0 or a refusal's code."""
+        """Take a push, or without values a delete or ``change``, on.
+
+        ``answer`` gets 0 or a refusal's code.
+        """
         token = self.cluster.next_token()
         self.answers[token] = answer
-        what = "push" if values else "delete"
+        what = "push" if values else change or "delete"
         code, reason = self.native.push(
             self.clock.now(),
             token,
@@ -297,6 +302,7 @@ class Pserver:
             keys=keys,
             values=values,
             known_version=known_version,
+            change=change,
         )
         self.queue.log(
             self.node_id,

@@ -243,6 +243,16 @@ def test_rows_that_are_deleted_at_any_moment_are_gone_once(checkpoints: bool) ->
     assert min(counts["deletes"], counts["pushes_to_delete"]) > 5 * DELETING_SEEDS
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_rows_that_expire_at_any_moment_are_gone_on_every_replica(checkpoints: bool) -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        with_lifetimes = partial(simulate, lifetimes=True, checkpoints=checkpoints)
+        outcomes = list(pool.map(with_lifetimes, range(DELETING_SEEDS), chunksize=5))
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    counts = sum((one.counts for one in outcomes), Counter())
+    assert min(counts[what] for what in ("expires", "decays", "zeros", "deletes")) > DELETING_SEEDS
+
+
 def test_a_late_copy_of_a_delete_that_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     on_push = Pserver.on_push
 

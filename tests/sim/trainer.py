@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.sim.deletions import LIVES, WITHOUT_VALUES
 from tests.sim.events import MS, Micros
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ class Push:
     sequence: int
     keys: list[int]
     open_slots: set[int]
-    deletes: bool = False
-    """Whether the rows go; otherwise each counts one more."""
+    change: str = ""
+    """What happens to the rows (``tests.sim.deletions``); otherwise each counts one more."""
+    value: float = -1.0
+    """The gradient of each key."""
     waits: int = 0
     sent: set[int] = field(default_factory=set)
     """Slots that were sent and wait for an answer."""
@@ -92,20 +95,20 @@ class Trainer:
         if self.stopping:
             return
         if self._version and len(self.pushes) < self._window:
-            keys, deletes = self._draw()
+            keys, change, value = self._draw()
             slots = {self.cluster.slot_of[key] for key in keys}
-            push = Push(self.stream, self._next, keys, slots, deletes)
+            push = Push(self.stream, self._next, keys, slots, change, value)
             self._next += 1
             self.begin(push)
         self.queue.after(self.queue.between(100, self._pause), self._go_on)
 
-    def _draw(self) -> tuple[list[int], bool]:
-        """Draw the keys of the next push, and whether it deletes their rows."""
-        keys, deletes = self.cluster.deletions.draw(self.number)
+    def _draw(self) -> tuple[list[int], str, float]:
+        """Draw the keys of the next push, what happens to their rows, and the gradient."""
+        keys, change, value = self.cluster.deletions.draw(self.number)
         if not keys:
             random = self.queue.random
             keys = random.sample(self.cluster.keys, random.choice((1, 1, 2, 3, 6)))
-        return self.cluster.sort_keys(keys), deletes
+        return self.cluster.sort_keys(keys), change, value
 
     def begin(self, push: Push) -> None:
         """Send a push, and again until every slot of it is acknowledged."""
@@ -147,7 +150,7 @@ class Trainer:
                 if not push.open_slots and self.pushes.get(push.sequence) is push:
                     del self.pushes[push.sequence]
                     self.acknowledged += 1
-                    self.cluster.deletions.acknowledged(push.keys, deletes=push.deletes)
+                    self.cluster.deletions.acknowledged(push.keys, push.change)
             else:
                 self.queue.counts[f"refused_{code}"] += 1
                 self._try_later(push, BACKOFF)
@@ -155,10 +158,12 @@ class Trainer:
         def answer(code: int) -> None:
             network.send(process.place, self.place, lambda: answered(code))
 
-        values = [] if push.deletes else [-1.0] * len(keys)
+        values = [] if push.change in WITHOUT_VALUES else [push.value] * len(keys)
         carried = partial(
             process.on_push, push.stream, push.sequence, self.floor, keys, values, self._version
         )
+        if push.change in LIVES:
+            carried = partial(carried, change=push.change)
 
         def request() -> None:
             known.update((slot, process.native.slot_state(slot)[1]) for slot in slots)

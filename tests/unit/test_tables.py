@@ -17,27 +17,45 @@ from backstay.errors import ConfigError
 from backstay.tables import (
     FTRL,
     SGD,
+    Adadelta,
     Adagrad,
+    AdagradDecay,
     Adam,
+    Adamax,
     AdamW,
+    AdmitAfter,
+    AdmitByScore,
+    AdmitWithProbability,
+    AMSGrad,
+    Capacity,
     Clip,
     Constant,
     Dense,
+    Expiry,
+    GroupFTRL,
+    Lifetime,
     Momentum,
     Normal,
     Optimizer,
     Refuse,
     RMSProp,
+    RowWiseAdagrad,
+    Score,
     Sparse,
     TableSpec,
     TruncatedNormal,
     Uniform,
+    UserOptimizer,
     Xavier,
     Zeros,
+    correction_of,
 )
 
 ROOT = Path(__file__).parents[2]
-OPTIMIZERS: tuple[type[Optimizer], ...] = get_args(Optimizer)
+# test_user_functions.py has the users' own.
+OPTIMIZERS: tuple[type[Optimizer], ...] = tuple(
+    kind for kind in get_args(Optimizer) if kind is not UserOptimizer
+)
 SPECS = [
     TableSpec.sparse("emb", 16),
     TableSpec.dense("fc/w.0", (784, 10), initializer=Xavier(784, 10)),
@@ -55,8 +73,51 @@ SPECS = [
     TableSpec.sparse("o5", 1, optimizer=AdamW(3e-4, weight_decay=0.1)),
     TableSpec.sparse("o6", 1, optimizer=RMSProp(centered=True, epsilon_inside_sqrt=True)),
     TableSpec.sparse("o7", 1, optimizer=FTRL(0.05, l1=1.0, l2=2)),
+    TableSpec.sparse("o8", 1, optimizer=Adam(steps="global")),
+    TableSpec.sparse("o9", 1, optimizer=AdamW(3e-4, weight_decay=0.1, steps="global")),
+    TableSpec.sparse("o10", 1, optimizer=RowWiseAdagrad(0.1, 1e-6, 0.1)),
+    TableSpec.sparse("o11", 1, optimizer=Adadelta(0.5)),
+    TableSpec.sparse("o12", 1, optimizer=Adamax(epsilon_on_maximum=True, steps="global")),
+    TableSpec.sparse("o13", 1, optimizer=AMSGrad(0.1, weight_decay=0.1)),
+    TableSpec.sparse("o14", 1, optimizer=AdagradDecay(0.1, decay=0.99)),
+    TableSpec.sparse("o15", 1, optimizer=GroupFTRL(0.05, l1=0.1, l2=2, l21=1.0)),
     TableSpec.sparse("n1", 1, non_finite=Clip(10)),
     TableSpec.sparse("n2", 1, non_finite=Refuse()),
+    TableSpec.sparse("l1", 1, lifetime=Lifetime(AdmitAfter(2), "zeros")),
+    TableSpec.sparse("l2", 1, lifetime=Lifetime(AdmitAfter(100, 65_536), expiry=Expiry(5))),
+    TableSpec.sparse("l3", 1, lifetime=Lifetime(AdmitWithProbability(0.1))),
+    TableSpec.sparse("l4", 1, lifetime=Lifetime(AdmitByScore(2), score=Score(0.5, 3, 0.9, 60))),
+    TableSpec.sparse("l5", 1, lifetime=Lifetime(expiry=Expiry(9, 0.5, 1e-3, 60))),
+    TableSpec.sparse("l6", 1, lifetime=Lifetime(capacity=Capacity(16, evict="least_frequent"))),
+    TableSpec.sparse("l7", 1, lifetime=Lifetime(capacity=Capacity(bytes=1 << 30))),
+    TableSpec.sparse("l8", 1, lifetime=Lifetime(capacity=Capacity(99, evict="lowest_score"))),
+]
+
+# Policies that contradict themselves, as JSON; both languages refuse them, naming this.
+CONTRADICTIONS = [
+    ("{}", "lifetime"),
+    ('{"unadmitted": "zeros", "expiry": {"norm_below": 1}}', "unadmitted"),
+    ('{"admission": {"after": {"occurrences": 1}}}', "occurrences"),
+    ('{"admission": {"after": {"occurrences": 65536}}}', "occurrences"),
+    ('{"admission": {"after": {"occurrences": 101, "filter_bytes": 65536}}}', "occurrences"),
+    ('{"admission": {"after": {"occurrences": 2, "filter_bytes": 65535}}}', "filter_bytes"),
+    ('{"admission": {"probability": {"probability": 1}}}', "probability"),
+    ('{"admission": {"probability": {"probability": 0}}}', "probability"),
+    ('{"admission": {"score": {"at_least": 0}}}', "at_least"),
+    ('{"admission": {"score": {"at_least": 2}}, "expiry": {"score_below": 3}}', "score_below"),
+    ('{"expiry": {}}', "xpiry"),
+    ('{"expiry": {"every_seconds": 5}}', "threshold"),
+    ('{"expiry": {"unseen_seconds": 0}}', "unseen_seconds"),
+    ('{"expiry": {"unseen_seconds": 2147483648}}', "unseen_seconds"),
+    ('{"expiry": {"norm_below": 0}}', "norm_below"),
+    ('{"capacity": {}}', "apacity"),
+    ('{"capacity": {"rows": 16, "bytes": 1024}}', "apacity"),
+    ('{"capacity": {"rows": 15}}', "rows"),
+    ('{"capacity": {"bytes": 1023}}', "bytes"),
+    ('{"expiry": {"norm_below": 1}, "score": {}}', "score"),
+    ('{"expiry": {"score_below": 1}, "score": {"decay": 0}}', "decay"),
+    ('{"expiry": {"score_below": 1}, "score": {"click_coefficient": -1}}', "click_coefficient"),
+    ('{"expiry": {"score_below": 1}, "score": {"decay_every_seconds": 5}}', "decay_every_seconds"),
 ]
 
 
@@ -64,6 +125,47 @@ SPECS = [
 def test_json_round_trip(spec: TableSpec) -> None:
     assert TableSpec.from_json(spec.to_json()) == spec
     assert hash(TableSpec.from_json(spec.to_json())) == hash(spec)
+
+
+@pytest.mark.parametrize(("lifetime", "field"), CONTRADICTIONS)
+@pytest.mark.parametrize("read", [TableSpec.from_json, _native.canonical_table])
+def test_policies_that_contradict_themselves_are_refused_by_name(
+    read: Callable[[str], object], lifetime: str, field: str
+) -> None:
+    text = (
+        '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"sgd": {}}, '
+        f'"lifetime": {lifetime}}}'
+    )
+    with pytest.raises(ConfigError) as raised:
+        read(text)
+    assert field in str(raised.value)
+    assert "allowed" in str(raised.value)
+
+
+@pytest.mark.parametrize("read", [TableSpec.from_json, _native.canonical_table])
+def test_a_dense_table_has_no_lifetime(read: Callable[[str], object]) -> None:
+    text = (
+        '{"name": "t", "kind": {"dense": {"shape": [2]}}, "optimizer": {"sgd": {}}, '
+        '"lifetime": {"expiry": {"norm_below": 1}}}'
+    )
+    with pytest.raises(ConfigError, match=r"lifetime is set; allowed: .*one in a dense table"):
+        read(text)
+
+
+def test_a_row_keeps_the_statistics_that_its_policy_uses() -> None:
+    statistics = {spec.name: spec.statistics for spec in SPECS if spec.lifetime is not None}
+    assert statistics == {
+        "l1": (),
+        "l2": ("last_seen",),
+        "l3": (),
+        "l4": ("show", "click"),
+        "l5": ("last_seen", "show", "click"),
+        "l6": ("frequency",),
+        "l7": ("last_seen",),
+        "l8": ("show", "click"),
+    }
+    assert SPECS[-1].state_elements == SPECS[-1].optimizer.state_elements(1) + 2
+    assert "lifetime" not in SPECS[0].to_json()
 
 
 def test_missing_fields_take_their_defaults() -> None:
@@ -110,6 +212,15 @@ def test_descriptions_are_immutable() -> None:
         (lambda: AdamW(weight_decay=-1), "AdamW.weight_decay is -1"),
         (lambda: RMSProp(rho=-0.5), "RMSProp.rho is -0.5"),
         (lambda: FTRL(0.0), "FTRL.learning_rate is 0.0"),
+        (lambda: Adam(steps="all"), "Adam.steps is 'all'; allowed: row, global"),  # type: ignore[arg-type]
+        (lambda: Adamax(steps=1), "Adamax.steps is 1"),  # type: ignore[arg-type]
+        (lambda: Adamax(epsilon_on_maximum=1), "epsilon_on_maximum is 1"),  # type: ignore[arg-type]
+        (lambda: RowWiseAdagrad(0.1, 0.0), "RowWiseAdagrad.epsilon is 0.0"),
+        (lambda: Adadelta(rho=1.0), "Adadelta.rho is 1.0"),
+        (lambda: AMSGrad(weight_decay=-1), "AMSGrad.weight_decay is -1"),
+        (lambda: AdagradDecay(0.1, decay=1.0), "AdagradDecay.decay is 1.0"),
+        (lambda: GroupFTRL(0.1, l21=-1.0), "GroupFTRL.l21 is -1.0"),
+        (lambda: GroupFTRL(0.0), "GroupFTRL.learning_rate is 0.0"),
         (lambda: FTRL(0.1, learning_rate_power=0.5), "FTRL.learning_rate_power is 0.5"),
         (lambda: Uniform(1.0, -1.0), "Uniform.high is -1.0"),
         (lambda: Normal(0.0, -1.0), "Normal.std is -1.0"),
@@ -152,7 +263,7 @@ def test_bad_values_are_named(make: Callable[[], object], field: str) -> None:
             "missing 1 required positional argument: 'dim'",
         ),
         (
-            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"adamax": {}}}',
+            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"lamb": {}}}',
             "allowed: one of sgd",
         ),
         (
@@ -172,6 +283,15 @@ def test_bad_json_is_named(text: str, message: str) -> None:
     assert message in str(raised.value)
 
 
+def test_a_trainer_corrects_global_steps_only() -> None:
+    others = [spec.optimizer for spec in SPECS if getattr(spec.optimizer, "steps", "row") == "row"]
+    assert {correction_of(optimizer, step) for optimizer in others for step in (1, 9)} == {1.0}
+    # What is left of the moments of a first gradient g: m = 0.5 g and v = 0.75 g * g.
+    assert correction_of(Adam(beta1=0.5, beta2=0.25, steps="global"), 1) == math.sqrt(0.75) / 0.5
+    assert correction_of(Adamax(beta1=0.5, steps="global"), 2) == 1.0 / 0.75
+    assert correction_of(Adam(steps="global"), 10**6) == 1.0
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_native_canonical_form_is_ours(spec: TableSpec) -> None:
     canonical = _native.canonical_table(spec.to_json())
@@ -182,6 +302,10 @@ def test_native_canonical_form_is_ours(spec: TableSpec) -> None:
 
 def _needs_a_rate(kind: type[Optimizer]) -> bool:
     return next(iter(dataclasses.fields(kind))).default is dataclasses.MISSING
+
+
+def _with_rate(kind: Callable[..., Optimizer]) -> Optimizer:
+    return kind(learning_rate=0.1)
 
 
 def test_every_optimizer_of_the_servers_is_here() -> None:
@@ -214,7 +338,7 @@ def test_native_defaults_are_ours(optimizer: str) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [kind(learning_rate=0.1) for kind in OPTIMIZERS if _needs_a_rate(kind)],
+    [_with_rate(kind) for kind in OPTIMIZERS if _needs_a_rate(kind)],
     ids=lambda made: type(made).__name__,
 )
 def test_native_defaults_of_optimizers_with_a_required_rate(optimizer: Optimizer) -> None:

@@ -33,6 +33,10 @@ OPCODES = {
     "CloseStreamReply": 0x92,
     "Delete": 0x13,
     "DeleteReply": 0x93,
+    "Expire": 0x14,
+    "CountExpired": 0x15,
+    "Decay": 0x16,
+    "ExpireReply": 0x94,
     "GoAway": 0xFE,
     "Error": 0xFF,
 }
@@ -49,6 +53,13 @@ PUSH = (
     ("learning_rate_scale", "f"),
     ("kind", "B"),
     ("reserved", "3x"),
+)
+EXPIRE = (
+    *PUSH,
+    ("thresholds", "I"),
+    ("unseen_seconds", "I"),
+    ("score_below", "d"),
+    ("norm_below", "d"),
 )
 META: dict[str, tuple[tuple[str, str], ...]] = {
     "Hello": (("cluster_id", "t"), ("token", "t"), ("client_name", "t")),
@@ -74,6 +85,18 @@ META: dict[str, tuple[tuple[str, str], ...]] = {
         ("applied_slots", "I"),
         ("skipped_slots", "I"),
         ("rows", "Q"),
+    ),
+    "Expire": EXPIRE,
+    "CountExpired": EXPIRE,
+    "Decay": PUSH,
+    "ExpireReply": (
+        ("routing_version", "Q"),
+        ("applied_slots", "I"),
+        ("skipped_slots", "I"),
+        ("unseen", "Q"),
+        ("score", "Q"),
+        ("norm", "Q"),
+        ("counters", "Q"),
     ),
     "GoAway": (),
     "Error": (("code", "H"), ("retry_safe", "B"), ("reserved", "5x"), ("routing_version", "Q")),

@@ -60,12 +60,15 @@ class Lookup:
         batch: ``keys``, deduplicated and partitioned for the servers; None if there are none.
         present: Which places of the shape asked for are not padding; None: all.
         bags: How the rows are combined; None: not at all.
+        examples: Number of keys of each example, int64 [examples], where neither the shape nor
+            ``bags`` tells; the keys are in the order of the examples.
     """
 
     keys: NDArray[np.int64]
     batch: KeyBatch | None
     present: NDArray[np.bool_] | None = None
     bags: Bags | None = None
+    examples: NDArray[np.int64] | None = None
 
     def output(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what the layer answers, given the fetched rows [*keys.shape, dim]."""
@@ -82,6 +85,42 @@ class Lookup:
         if self.bags is not None:
             return self.bags.spread(gradient).reshape(*self.keys.shape, gradient.shape[-1])
         return gradient if self.present is None else gradient[self.present]
+
+    def shows_and_clicks(self, clicks: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return show and click of each key, float32 [keys, 2].
+
+        Each example shows each of its keys once, at the first place where it has it, and the
+        example's clicks are the key's.
+
+        Args:
+            clicks: Of each example, float32 [examples].
+
+        Raises:
+            InvalidRequest: The lookup has another number of examples.
+        """
+        keys = self.keys.reshape(-1)
+        example_of, count = self._examples()
+        if clicks.shape != (count,):
+            raise InvalidRequest(
+                f"the clicks of {clicks.size} examples, and ids of {count}: the first axis of ids, "
+                "or the bags, must be the examples"
+            )
+        order = np.lexsort((keys, example_of))
+        again = (np.diff(keys[order]) == 0) & (np.diff(example_of[order]) == 0)
+        shows = np.ones(keys.size, np.float32)
+        shows[order[1:][again]] = 0
+        return np.stack([shows, shows * clicks[example_of]], axis=1)
+
+    def _examples(self) -> tuple[NDArray[np.int64], int]:
+        """Return the example of each key, int64 [keys], and how many examples there are."""
+        counts = self.examples if self.bags is None else self.bags.counts
+        if counts is not None:
+            return np.repeat(np.arange(counts.size), counts), counts.size
+        if self.present is not None:
+            axes = np.nonzero(np.atleast_1d(self.present))
+            return axes[0], np.atleast_1d(self.present).shape[0]
+        shape = np.atleast_1d(self.keys).shape
+        return np.repeat(np.arange(shape[0]), self.keys.size // max(shape[0], 1)), shape[0]
 
 
 def keys_of(ids: NDArray[Any]) -> NDArray[np.int64]:

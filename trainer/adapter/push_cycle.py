@@ -18,7 +18,13 @@ from backstay.trainer.adapter.server_rows import ServerRows
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 
-__all__ = ["WRAPPED", "PushCycle", "check_steps_in_flight", "refuse_embeddings", "refuse_wrapped"]
+__all__ = [
+    "WRAPPED",
+    "PushCycle",
+    "check_steps_in_flight",
+    "refuse_embeddings",
+    "refuse_wrapped",
+]
 
 STEPS_IN_FLIGHT_MAX = 16
 # The mark on a framework's optimizer that has been wrapped: a second wrapper would push twice.
@@ -62,6 +68,7 @@ class PushCycle:
         self,
         take_dense: Callable[[], Mapping[str, NDArray[np.float32]]],
         scales: Sequence[float],
+        clicks: NDArray[np.float32] | None = None,
     ) -> bool:
         """Send all gradients since the last step; ``end_step`` belongs to it.
 
@@ -69,6 +76,7 @@ class PushCycle:
             take_dense: Returns the gradients of the dense parameters by name, which are then the
                 cycle's. Called once, when those of the embeddings are on their way.
             scales: By number, what each learning rate is now over the one in the tables.
+            clicks: Of each example, for tables that keep shows and clicks; None: not told.
 
         Returns:
             Whether there was a gradient; if not, there is nothing to end.
@@ -81,9 +89,18 @@ class PushCycle:
         # pushes that have left.
         self._pushes.append(pushes)
         for layer, rate in self._embeddings:
-            taken = layer.take_gradients()
+            taken = layer.take_gradients(clicks)
             if taken is not None:
-                pushes.append(self._client.push_async(*taken, learning_rate_scale=scales[rate]))
+                pushes.append(
+                    self._client.push_async(
+                        taken.table,
+                        taken.keys,
+                        taken.gradients,
+                        learning_rate_scale=scales[rate],
+                        shows=taken.shows,
+                        clicks=taken.clicks,
+                    )
+                )
         gradients = take_dense()
         for group in self._dense:
             push = group.push_async(gradients, scales[group.rate])

@@ -6,9 +6,11 @@ an adapter hands them over, and ``PushCycle`` takes them.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,25 @@ PREFETCHED_BATCHES_MAX = 8
 # Backward passes whose gradients may wait for one step().
 COLLECTED_GRADIENTS_MAX = 1024
 
-RowGradients: TypeAlias = tuple[Table, KeyBatch | NDArray[Any], NDArray[np.float32]]
+_LOG = logging.getLogger(__name__)
+
+
+class RowGradients(NamedTuple):
+    """What one step pushes to a table; see ``Client.push``.
+
+    Attributes:
+        table: Which.
+        keys: Of any shape.
+        gradients: float32 [*shape of keys, dim].
+        shows: float32, of the shape of the keys; None: not told.
+        clicks: Likewise.
+    """
+
+    table: Table
+    keys: KeyBatch | NDArray[Any]
+    gradients: NDArray[np.float32]
+    shows: NDArray[np.float32] | None = None
+    clicks: NDArray[np.float32] | None = None
 
 
 class ServerRows:
@@ -64,6 +84,9 @@ class ServerRows:
         self._prefetched: deque[tuple[Lookup, Pending[NDArray[np.float32]]]] = deque()
         self._collected: list[tuple[Lookup, NDArray[np.float32]]] = []
         self._merged: tuple[Keys, Any] | None = None
+        # The lookups that are in it.
+        self._merged_lookups: list[Lookup] = []
+        self._warned_of_counts = False
 
     @property
     def table_name(self) -> str:
@@ -95,23 +118,36 @@ class ServerRows:
         self._table = self._client.create_table(spec)
         self._owned = True
 
-    def take_gradients(self) -> RowGradients | None:
+    def take_gradients(self, clicks: NDArray[np.float32] | None = None) -> RowGradients | None:
         """Hand over what backward passes have collected since the last call; None: nothing.
 
         Several lookups become one push, as they are one update in a framework's own layer.
+
+        Args:
+            clicks: Of each example that was looked up, float32 [examples]; each example shows each
+                of its keys once a lookup. None: not told. A table that keeps no shows and clicks
+                does without.
+
+        Raises:
+            InvalidRequest: A lookup has another number of examples.
         """
         if self._merged is not None:
             self.gradient()  # what came since then belongs to it
             (keys, merged), self._merged = self._merged, None
-            return self._ready_table(), keys, self._to_array(merged)
+            lookups, self._merged_lookups = self._merged_lookups, []
+            counts = self._counts(lookups, clicks)
+            if counts is not None:
+                _, counts = sum_by_key(_keys_of(lookups), counts)
+            return self._row_gradients(keys, self._to_array(merged), counts)
         pairs = self._take_collected()
         if not pairs:
             return None
+        counts = self._counts([lookup for lookup, _ in pairs], clicks)
         if len(pairs) == 1:
             lookup, gradient = pairs[0]
             batch = lookup.keys if lookup.batch is None else lookup.batch
-            return self._ready_table(), batch, gradient
-        return self._ready_table(), *self._end_to_end(pairs)
+            return self._row_gradients(batch, gradient, counts)
+        return self._row_gradients(*self._end_to_end(pairs), counts)
 
     def gradient(self) -> Any | None:
         """Return the gradient of the rows that backward passes have reached since the last step.
@@ -126,6 +162,7 @@ class ServerRows:
                 keys = np.concatenate([self._merged[0], keys])
                 gradients = np.concatenate([self._to_array(self._merged[1]), gradients])
             keys, gradients = sum_by_key(keys, gradients)
+            self._merged_lookups += [lookup for lookup, _ in pairs]
             self._merged = keys, self._to_tensor(gradients)
         return None if self._merged is None else self._merged[1]
 
@@ -151,6 +188,7 @@ class ServerRows:
         """Forget what backward passes have collected."""
         self._collected.clear()
         self._merged = None
+        self._merged_lookups = []
 
     def discard_prefetched(self) -> None:
         """Forget rows that were asked for ahead: they may be older than what comes next."""
@@ -233,9 +271,42 @@ class ServerRows:
         self, pairs: list[tuple[Lookup, NDArray[np.float32]]]
     ) -> tuple[Keys, NDArray[np.float32]]:
         """Return the keys of lookups, uint64 [n], and the gradient of each, [n, dim]."""
-        keys = np.concatenate([lookup.keys.reshape(-1) for lookup, _ in pairs])
         gradients = np.concatenate([gradient.reshape(-1, self._dim) for _, gradient in pairs])
-        return keys.view(np.uint64), gradients
+        return _keys_of([lookup for lookup, _ in pairs]), gradients
+
+    def _row_gradients(
+        self,
+        keys: KeyBatch | NDArray[Any],
+        gradients: NDArray[np.float32],
+        counts: NDArray[np.float32] | None,
+    ) -> RowGradients:
+        """Return what is pushed, given the shows and clicks of the keys, [keys, 2]."""
+        table = self._ready_table()
+        if counts is None:
+            return RowGradients(table, keys, gradients)
+        shows, clicks = counts.T.reshape(2, *keys.shape)
+        return RowGradients(table, keys, gradients, shows, clicks)
+
+    def _counts(
+        self, lookups: Sequence[Lookup], clicks: NDArray[np.float32] | None
+    ) -> NDArray[np.float32] | None:
+        """Return the shows and clicks of the keys of lookups, float32 [keys, 2]; None: not told."""
+        if not self._ready_table().spec.keeps_show_and_click:
+            return None
+        if clicks is None:
+            if not self._warned_of_counts:
+                self._warned_of_counts = True
+                _LOG.warning(
+                    "the table %r keeps shows and clicks, but none are told, so each push counts "
+                    "as one show of each key: give step(clicks=...), or the model file a function "
+                    "clicks(labels)",
+                    self.table_name,
+                )
+            return None
+        try:
+            return np.concatenate([lookup.shows_and_clicks(clicks) for lookup in lookups])
+        except InvalidRequest as error:
+            raise InvalidRequest(f"the embedding {self.table_name!r}: {error}") from None
 
     def _to_tensor(self, gradient: NDArray[np.float32]) -> Any:
         """Return an array as a tensor of the framework."""
@@ -266,3 +337,9 @@ class ServerRows:
                 )
             self._table = table
         return self._table
+
+
+def _keys_of(lookups: Sequence[Lookup]) -> Keys:
+    """Return the keys of lookups end to end, uint64 [n]."""
+    keys = np.concatenate([lookup.keys.reshape(-1) for lookup in lookups])
+    return keys.view(np.uint64)

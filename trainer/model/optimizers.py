@@ -28,7 +28,7 @@ class StepOptimizer(Protocol):
     def table_names(self) -> tuple[str, ...]:
         """The tables that ``step`` pushes to, in the order in which they were made."""
 
-    def begin_step(self) -> bool:
+    def begin_step(self, *, clicks: Any = None) -> bool:
         """Send all gradients since the last step; return whether there was one."""
 
     def end_step(self) -> None:
@@ -54,9 +54,9 @@ class CombinedOptimizer:
         """The tables of all of them."""
         return tuple(name for member in self._members for name in member.table_names)
 
-    def begin_step(self) -> bool:
-        """Send the gradients of all."""
-        self._begun = [member for member in self._members if member.begin_step()]
+    def begin_step(self, *, clicks: Any = None) -> bool:
+        """Send the gradients of all, with the clicks of each example."""
+        self._begun = [member for member in self._members if member.begin_step(clicks=clicks)]
         return bool(self._begun)
 
     def end_step(self) -> None:

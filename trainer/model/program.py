@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.errors import ConfigError
+from backstay.errors import ConfigError, InvalidRequest
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import ModeSpec
+from backstay.trainer.arrays import clicks_of_examples
 from backstay.trainer.model.frameworks import arguments_of, checked_loss, plain_array
 from backstay.trainer.model.optimizers import CombinedOptimizer, StepOptimizer, rates_of
 from backstay.trainer.model.prefetch import PrefetchPlan
@@ -79,9 +80,19 @@ class BaseProgram(ABC):
         self._clip_gradients()
         if self._updates is None:
             self._step_here()
-        elif self._updates.begin_step():
+        elif self._updates.begin_step(clicks=self._clicks(labels)):
             self._updates.end_step()
         return value, self._to_array(predictions) if self._is_tensor(predictions) else None
+
+    def _clicks(self, labels: Any) -> NDArray[np.float32] | None:
+        """Return what the user's ``clicks`` says of the examples; None: there is none."""
+        clicks = self._definition.clicks
+        if clicks is None:
+            return None
+        try:
+            return clicks_of_examples(clicks(labels))
+        except InvalidRequest as error:
+            raise ConfigError(f"clicks in {self._definition.path}: {error}") from error
 
     def predict(self, features: Any) -> NDArray[Any]:
         """See ``frameworks.Program``."""

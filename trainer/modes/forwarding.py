@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.tables import TableSpec
-from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_keys
+from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_counts, as_keys
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream
 
-__all__ = ["ForwardingClient", "PreparedKeys", "finished"]
+__all__ = ["ForwardingClient", "PreparedKeys", "counts_of", "finished"]
 
 
 class PreparedKeys:
@@ -100,10 +100,17 @@ class ForwardingClient:
         gradients: ArrayLike,
         *,
         learning_rate_scale: float = 1.0,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
     ) -> Pending[None]:
         """See ``Client.push_async``."""
         return self.behind.push_async(
-            table, self.prepared(keys).batch, gradients, learning_rate_scale=learning_rate_scale
+            table,
+            self.prepared(keys).batch,
+            gradients,
+            learning_rate_scale=learning_rate_scale,
+            shows=shows,
+            clicks=clicks,
         )
 
     def init_dense(self, table: Table | str, values: ArrayLike) -> None:
@@ -160,3 +167,20 @@ class ForwardingClient:
 def finished(value: NDArray[np.float32] | None = None) -> Pending[Any]:
     """Return a call that is over, with its result."""
     return Pending(lambda: True, lambda: value)
+
+
+def counts_of(
+    shows: ArrayLike | None, clicks: ArrayLike | None, shape: tuple[int, ...]
+) -> Rows | None:
+    """Return the shows and clicks of a push as an array of their own, [n, 2]; None: not told.
+
+    Raises:
+        InvalidRequest: They do not fit.
+    """
+    if shows is None and clicks is None:
+        return None
+    told = (
+        np.full(shape, default, np.float32) if given is None else as_counts(given, shape, what)
+        for given, default, what in ((shows, 1, "shows"), (clicks, 0, "clicks"))
+    )
+    return np.stack([one.reshape(-1) for one in told], axis=1)

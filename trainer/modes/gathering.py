@@ -16,7 +16,7 @@ import numpy as np
 from backstay.errors import InvalidRequest
 from backstay.trainer.arrays import ArrayLike, Rows, as_rows
 from backstay.trainer.client import Client
-from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, finished
+from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, counts_of, finished
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
@@ -47,6 +47,7 @@ class Gradient:
         scale: Of the learning rate.
         offset: Of a part of a dense tensor: where it begins.
         elements: Of the whole dense tensor; 0: the values are all of it.
+        counts: float32 [n, 2], the shows and clicks of the keys; None: not told.
     """
 
     table: str
@@ -55,6 +56,7 @@ class Gradient:
     scale: float
     offset: int = 0
     elements: int = 0
+    counts: Rows | None = None
 
 
 def cut(records: int, workers: int) -> list[Piece]:
@@ -90,7 +92,10 @@ def _sum(members: Sequence[tuple[np.float32, Gradient]]) -> Gradient:
             [gradient.keys for _, gradient in members if gradient.keys is not None]
         )
         values = np.concatenate([weight * gradient.values for weight, gradient in members])
-        return Gradient(first.table, keys, values, first.scale)
+        # Not weighted: they count examples.
+        told = [gradient.counts for _, gradient in members if gradient.counts is not None]
+        counts = np.concatenate(told) if len(told) == len(members) else None
+        return Gradient(first.table, keys, values, first.scale, counts=counts)
     sizes = {gradient.elements or gradient.values.size for _, gradient in members}
     if len(sizes) != 1:
         raise InvalidRequest(
@@ -119,6 +124,8 @@ class GatheringClient(ForwardingClient):
         gradients: ArrayLike,
         *,
         learning_rate_scale: float = 1.0,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
     ) -> Pending[None]:
         """Keep it."""
         table, batch = self.table_of(table), self.prepared(keys)
@@ -126,7 +133,8 @@ class GatheringClient(ForwardingClient):
         # Copied: the caller may change it once this returns.
         rows = values.reshape(-1, table.dim).copy()
         flat = batch.keys.reshape(-1).copy()
-        self._gathered.append(Gradient(table.name, flat, rows, learning_rate_scale))
+        counts = counts_of(shows, clicks, batch.shape)
+        self._gathered.append(Gradient(table.name, flat, rows, learning_rate_scale, counts=counts))
         return finished()
 
     def push_dense_async(
@@ -152,6 +160,12 @@ class GatheringClient(ForwardingClient):
                 values = gradient.values.reshape(shape)
                 self.behind.push_dense_async(gradient.table, values, learning_rate_scale=scale)
             else:
+                shows, clicks = (None, None) if gradient.counts is None else gradient.counts.T
                 self.behind.push_async(
-                    gradient.table, gradient.keys, gradient.values, learning_rate_scale=scale
+                    gradient.table,
+                    gradient.keys,
+                    gradient.values,
+                    learning_rate_scale=scale,
+                    shows=shows,
+                    clicks=clicks,
                 )

@@ -18,7 +18,7 @@ from backstay.errors import ConfigError
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_rows, output, sum_by_key
 from backstay.trainer.client import Client
-from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, finished
+from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, counts_of, finished
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
@@ -36,6 +36,8 @@ class LocalRows:
         base: float32 [n, dim], as pulled.
         sums: float32 [n, dim], gradients since, each times its scale.
         changed: bool [n], whether there were any.
+        counts: float32 [n, 2], shows and clicks since.
+        counted: Whether any were told.
     """
 
     dim: int
@@ -44,6 +46,8 @@ class LocalRows:
     base: Rows = field(init=False)
     sums: Rows = field(init=False)
     changed: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    counts: Rows = field(default_factory=lambda: np.empty((0, 2), np.float32))
+    counted: bool = False
 
     def __post_init__(self) -> None:
         """Begin empty."""
@@ -63,6 +67,7 @@ class LocalRows:
         self.base = np.concatenate([self.base, rows])[order]
         self.sums = np.concatenate([self.sums, zeros])[order]
         self.changed = np.concatenate([self.changed, np.zeros(len(keys), np.bool_)])[order]
+        self.counts = np.concatenate([self.counts, np.zeros((len(keys), 2), np.float32)])[order]
         self.keys = np.concatenate([self.keys, keys])[order]
 
     def rows(self, keys: Keys) -> Rows:
@@ -76,6 +81,11 @@ class LocalRows:
         at = np.searchsorted(self.keys, different)
         self.sums[at] += np.float32(scale) * sums
         self.changed[at] = True
+
+    def count(self, keys: Keys, counts: Rows) -> None:
+        """Add shows and clicks [n, 2] to those of the keys, all of which must be here."""
+        np.add.at(self.counts, np.searchsorted(self.keys, keys), counts)
+        self.counted = True
 
 
 @dataclass
@@ -133,13 +143,18 @@ class GeoClient(ForwardingClient):
         gradients: ArrayLike,
         *,
         learning_rate_scale: float = 1.0,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
     ) -> Pending[None]:
         """Step on the copies; nothing is sent."""
         table, batch = self.table_of(table), self.prepared(keys)
         values = as_rows(gradients, (*batch.shape, table.dim), "gradients")
         flat = batch.keys.reshape(-1)
         local = self._with_rows(table, flat)
+        counts = counts_of(shows, clicks, batch.shape)
         local.step(flat, values.reshape(-1, table.dim), learning_rate_scale)
+        if counts is not None:
+            local.count(flat, counts)
         return finished()
 
     def pull_dense_async(self, table: Table | str, *, out: Rows | None = None) -> Pending[Rows]:
@@ -174,7 +189,8 @@ class GeoClient(ForwardingClient):
         for name, local in rows.items():
             if local.changed.any():
                 keys, sums = local.keys[local.changed], local.sums[local.changed]
-                self.behind.push_async(name, keys, sums)
+                shows, clicks = local.counts[local.changed].T if local.counted else (None, None)
+                self.behind.push_async(name, keys, sums, shows=shows, clicks=clicks)
         for name, tensor in tensors.items():
             if tensor.changed:
                 self.behind.push_dense_async(name, tensor.total)

@@ -346,7 +346,7 @@ def parts_of(gradients: Sequence[Gradient]) -> Iterator[list[sync_pb2.TableGradi
     room = PART_BYTES_MAX
     for gradient in gradients:
         for message in _messages_of(gradient):
-            size = len(message.values) + len(message.keys)
+            size = len(message.values) + len(message.keys) + len(message.counts)
             if part and size > room:
                 yield part
                 part, room = [], PART_BYTES_MAX
@@ -369,12 +369,15 @@ def _messages_of(gradient: Gradient) -> Iterator[sync_pb2.TableGradient]:
             yield sync_pb2.TableGradient(values=piece, offset=offset, elements=flat.size, **common)
         return
     dim = values.shape[1]
-    rows = max(1, PART_BYTES_MAX // (8 + 4 * dim))
+    rows = max(1, PART_BYTES_MAX // (16 + 4 * dim))
     keys = np.ascontiguousarray(gradient.keys, "<u8")
+    told = np.empty((0, 2)) if gradient.counts is None else gradient.counts
+    counts = np.ascontiguousarray(told, "<f4")
     for first in range(0, len(keys), rows):
         yield sync_pb2.TableGradient(
             keys=keys[first : first + rows].tobytes(),
             values=values[first : first + rows].tobytes(),
+            counts=counts[first : first + rows].tobytes(),
             dim=dim,
             **common,
         )
@@ -399,7 +402,15 @@ def _gradient_of(message: sync_pb2.TableGradient) -> Gradient:
                 f"gradient of {message.table!r}: {values.size} numbers for {keys.size} rows of "
                 f"{message.dim}"
             )
-        return Gradient(message.table, keys, values.reshape(len(keys), message.dim), scale)
+        counts = np.frombuffer(message.counts, "<f4")
+        if counts.size not in (0, 2 * keys.size):
+            raise InvalidRequest(
+                f"gradient of {message.table!r}: {counts.size} shows and clicks for {keys.size} "
+                "keys"
+            )
+        rows = values.reshape(len(keys), message.dim)
+        told = counts.reshape(-1, 2) if counts.size else None
+        return Gradient(message.table, keys, rows, scale, counts=told)
     if not message.offset + values.size <= message.elements <= ELEMENTS_MAX:
         raise InvalidRequest(
             f"gradient of {message.table!r}: {values.size} numbers at {message.offset} of "

@@ -73,6 +73,7 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
         seed: int,
         storage: tables.Storage,
         non_finite: tables.NonFinite | None,
+        lifetime: tables.Lifetime | None,
     ) -> None:
         super().__init__()
         if weight_attr is False:
@@ -92,6 +93,7 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
             seed=seed,
             storage=storage,
             non_finite=non_finite,
+            lifetime=lifetime,
         )
         self._set_up(connected, spec, optimizer, padding_idx)
         # Stands among the model's parameters for the rows on the servers: this is how the
@@ -152,6 +154,8 @@ class Embedding(_ServerLayer):
         storage: Of the weights on the servers: "float32", "bfloat16" or "float16".
         non_finite: What a server does with NaN and infinite gradients: refuse the push
             (default) or clip.
+        lifetime: When rows come and go. Default: each id gets a row with its first push, for
+            good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
 
     Raises:
         ConfigError: No connection, or an initializer that the servers do not have.
@@ -171,11 +175,12 @@ class Embedding(_ServerLayer):
         seed: int = 0,
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
+        lifetime: tables.Lifetime | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             weight_attr=weight_attr, name=name, client=client, optimizer=optimizer,
-            seed=seed, storage=storage, non_finite=non_finite,
+            seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
         )  # fmt: skip
 
     def forward(self, ids: Any) -> paddle.Tensor:
@@ -222,13 +227,14 @@ class EmbeddingBag(_ServerLayer):
         seed: int = 0,
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
+        lifetime: tables.Lifetime | None = None,
     ) -> None:
         if mode not in ("sum", "mean"):
             raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             weight_attr=weight_attr, name=name, client=client, optimizer=optimizer,
-            seed=seed, storage=storage, non_finite=non_finite,
+            seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
         )  # fmt: skip
         self.mode = mode
 

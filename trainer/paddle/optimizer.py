@@ -24,6 +24,7 @@ from backstay.trainer.adapter.push_cycle import (
     refuse_wrapped,
 )
 from backstay.trainer.adapter.session import connection, dense_prefix
+from backstay.trainer.arrays import clicks_of_examples
 from backstay.trainer.client import Client
 from backstay.trainer.paddle.embedding import RowsHandle
 from backstay.trainer.paddle.lookup import as_gradient
@@ -91,10 +92,11 @@ class DistributedOptimizer:
       a later ``step()``, or by ``synchronize()``.
 
     Args:
-        optimizer: paddle.optimizer SGD, Momentum, Adagrad, Adam, AdamW or RMSProp, with a number
-            or a scheduler as learning rate. Its ``grad_clip`` clips the gradients of the dense
-            parameters and of the embeddings' rows here, before they are sent. Weight decay other
-            than AdamW's is computed here, for dense parameters; with embeddings it is refused.
+        optimizer: paddle.optimizer SGD, Momentum, Adadelta, Adagrad, Adam, Adamax, AdamW or
+            RMSProp, with a number or a scheduler as learning rate. Its ``grad_clip`` clips the
+            gradients of the dense parameters and of the embeddings' rows here, before they are
+            sent. Weight decay other than AdamW's is computed here, for dense parameters; with
+            embeddings it is refused.
         client: Default: that of the open session (``init``).
         steps_in_flight: 0 to 16.
 
@@ -139,19 +141,24 @@ class DistributedOptimizer:
         return self._cycle.table_names
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
-    def step(self) -> None:
+    def step(self, *, clicks: Any = None) -> None:
         """Push all gradients since the last step, and load fresh dense values.
+
+        Args:
+            clicks: Of each example that was looked up since the last step, [examples] or
+                [examples, 1], as a rule the labels. Embeddings whose lifetime uses a score count
+                them: an example shows each of its ids once a lookup, and clicks it so often.
 
         Raises:
             NonFiniteGradient: A gradient is NaN or infinite, and its table refuses that.
             BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
                 failed.
         """
-        if self.begin_step():
+        if self.begin_step(clicks=clicks):
             self.end_step()
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
-    def begin_step(self) -> bool:
+    def begin_step(self, *, clicks: Any = None) -> bool:
         """Send all gradients since the last step; ``end_step`` belongs to it if there was one.
 
         For several optimizers of one model: their pushes are then under way together.
@@ -161,7 +168,9 @@ class DistributedOptimizer:
         """
         clipped = None if self._optimizer._grad_clip is None else self._clip()
         scales = [self.get_lr() / self._base_rate]
-        return self._cycle.begin_step(lambda: self._take_dense_gradients(clipped), scales)
+        return self._cycle.begin_step(
+            lambda: self._take_dense_gradients(clipped), scales, clicks_of_examples(clicks)
+        )
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def end_step(self) -> None:
@@ -281,7 +290,8 @@ class DistributedOptimizer:
         rate = self._base_rate * parameter.optimize_attr["learning_rate"]
         chooses = getattr(self._optimizer, "_apply_decay_param_fun", None)
         decay = chooses is None or bool(chooses(parameter.name))
-        return optimizer_of(self._optimizer, rate=rate, decay=decay)
+        sparse = isinstance(parameter, RowsHandle)
+        return optimizer_of(self._optimizer, rate=rate, decay=decay, sparse=sparse)
 
 
 def _sorted_out(

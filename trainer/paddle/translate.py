@@ -16,7 +16,7 @@ from backstay.errors import ConfigError
 
 __all__ = ["base_learning_rate", "initializer_of", "optimizer_of"]
 
-SUPPORTED_OPTIMIZERS = "SGD, Momentum, Adagrad, Adam, AdamW and RMSProp"
+SUPPORTED_OPTIMIZERS = "SGD, Momentum, Adadelta, Adagrad, Adam, Adamax, AdamW and RMSProp"
 SUPPORTED_INITIALIZERS = (
     "Constant, Uniform, Normal, TruncatedNormal, XavierUniform and XavierNormal"
 )
@@ -38,21 +38,20 @@ def base_learning_rate(optimizer: paddle.optimizer.Optimizer) -> float:
 
 
 def optimizer_of(
-    optimizer: paddle.optimizer.Optimizer, *, rate: float, decay: bool = True
+    optimizer: paddle.optimizer.Optimizer, *, rate: float, decay: bool = True, sparse: bool = False
 ) -> tables.Optimizer:
     """Return the table optimizer that does what a Paddle optimizer does.
 
     Args:
-        optimizer: One of SGD, Momentum, Adagrad, Adam, AdamW, RMSProp.
+        optimizer: One of SGD, Momentum, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSProp.
         rate: The learning rate to write into it.
         decay: False: without AdamW's weight decay.
+        sparse: For the rows of an embedding: Adam's ``lazy_mode`` counts.
 
     Raises:
         ConfigError: Another optimizer, or a setting that the servers do not have.
     """
     of = paddle.optimizer
-    if getattr(optimizer, "_amsgrad", False):
-        raise ConfigError(f"{_name(optimizer)}(amsgrad=True) is not supported; use amsgrad=False")
     if getattr(optimizer, "_lr_ratio", None) is not None:
         raise ConfigError("AdamW(lr_ratio=...) is not supported; use ParamAttr(learning_rate=...)")
     # The exact class counts: a subclass may compute something else.
@@ -70,14 +69,11 @@ def optimizer_of(
             initial_accumulator=optimizer.initial_accumulator_value,
         )
     if kind in (of.Adam, of.AdamW):
-        adam = {
-            "beta1": _number(optimizer, "beta1"),
-            "beta2": _number(optimizer, "beta2"),
-            "epsilon": _number(optimizer, "epsilon"),
-        }
-        if kind is of.AdamW and decay:
-            return tables.AdamW(rate, **adam, weight_decay=optimizer._weight_decay)
-        return tables.Adam(rate, **adam)
+        return _adam_of(optimizer, rate, decay=decay and kind is of.AdamW, sparse=sparse)
+    if kind is of.Adamax:
+        return tables.Adamax(rate, **_betas(optimizer), epsilon_on_maximum=True)
+    if kind is of.Adadelta:
+        return tables.Adadelta(rate, rho=optimizer._rho, epsilon=optimizer._epsilon)
     if kind is of.RMSProp:
         return tables.RMSProp(
             rate,
@@ -88,6 +84,21 @@ def optimizer_of(
             epsilon_inside_sqrt=True,  # Paddle's form; PyTorch adds it outside
         )
     raise ConfigError(f"{_name(optimizer)} does not run on the servers; {SUPPORTED_OPTIMIZERS} do")
+
+
+def _adam_of(optimizer: Any, rate: float, *, decay: bool, sparse: bool) -> tables.Optimizer:
+    adam = _betas(optimizer)
+    decays = {"weight_decay": optimizer._weight_decay} if decay else {}
+    if optimizer._amsgrad:
+        return tables.AMSGrad(rate, **adam, **decays)
+    if decay:
+        return tables.AdamW(rate, **adam, **decays)
+    # Dense parameters have every gradient in each step, whatever lazy_mode says.
+    return tables.Adam(rate, **adam, steps="global" if sparse and optimizer._lazy_mode else "row")
+
+
+def _betas(optimizer: Any) -> dict[str, Any]:
+    return {name: _number(optimizer, name) for name in ("beta1", "beta2", "epsilon")}
 
 
 def initializer_of(weight_attr: Any, num_embeddings: int | None, dim: int) -> tables.Initializer:

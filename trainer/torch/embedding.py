@@ -64,6 +64,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         seed: int,
         storage: tables.Storage,
         non_finite: tables.NonFinite | None,
+        lifetime: tables.Lifetime | None,
     ) -> None:
         super().__init__()
         connected, session = connection(client)
@@ -78,6 +79,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
             seed=seed,
             storage=storage,
             non_finite=non_finite,
+            lifetime=lifetime,
         )
         self._set_up(connected, spec, optimizer, padding_idx)
         # Stands among the model's parameters for the rows on the servers: this is how the
@@ -141,6 +143,8 @@ class Embedding(_ServerModule):
         storage: Of the weights on the servers: "float32", "bfloat16" or "float16".
         non_finite: What a server does with NaN and infinite gradients: refuse the push
             (default) or clip.
+        lifetime: When rows come and go. Default: each id gets a row with its first push, for
+            good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
 
     Raises:
         ConfigError: No connection, or a setting out of range.
@@ -160,11 +164,12 @@ class Embedding(_ServerModule):
         seed: int = 0,
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
+        lifetime: tables.Lifetime | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             initializer=initializer, name=name, client=client, optimizer=optimizer,
-            seed=seed, storage=storage, non_finite=non_finite,
+            seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
         )  # fmt: skip
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -215,13 +220,14 @@ class EmbeddingBag(_ServerModule):
         seed: int = 0,
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
+        lifetime: tables.Lifetime | None = None,
     ) -> None:
         if mode not in ("sum", "mean"):
             raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             initializer=initializer, name=name, client=client, optimizer=optimizer,
-            seed=seed, storage=storage, non_finite=non_finite,
+            seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
         )  # fmt: skip
         self.mode = mode
         self.include_last_offset = include_last_offset
@@ -280,7 +286,7 @@ class EmbeddingBag(_ServerModule):
         if self.padding_idx is not None:
             present = torch.from_numpy((ids != self.padding_idx).reshape(-1))
             weights = weights[present.to(weights.device)]
-        rows = self._answer(Lookup(lookup.keys, lookup.batch))
+        rows = self._answer(Lookup(lookup.keys, lookup.batch, examples=lookup.bags.counts))
         counts = torch.from_numpy(lookup.bags.counts)
         bags = torch.repeat_interleave(torch.arange(len(counts)), counts).to(rows.device)
         zeros = rows.new_zeros(len(counts), rows.shape[1])

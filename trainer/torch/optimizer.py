@@ -26,6 +26,7 @@ from backstay.trainer.adapter.push_cycle import (
 )
 from backstay.trainer.adapter.server_rows import ServerRows
 from backstay.trainer.adapter.session import connection, dense_prefix, numbered
+from backstay.trainer.arrays import clicks_of_examples
 from backstay.trainer.client import Client
 from backstay.trainer.torch.lookup import as_gradient
 from backstay.trainer.torch.translate import base_learning_rate, decay_of_gradient, optimizer_of
@@ -108,9 +109,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
       a later ``step()``, or by ``synchronize()``.
 
     Args:
-        optimizer: torch.optim SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam. Weight decay other
-            than AdamW's is computed here, for dense parameters; with embeddings in the same
-            parameter group it is refused.
+        optimizer: torch.optim SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSprop or SparseAdam.
+            Weight decay other than AdamW's is computed here, for dense parameters; with embeddings
+            in the same parameter group it is refused.
         client: Default: that of the open session (``init``).
         steps_in_flight: 0 to 16.
         name: Of the dense tables: "dense.NAME.0" is the first. Default: ``optimizer_0``, then
@@ -165,11 +166,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, clicks: Any = None) -> Any:
         """Push all gradients since the last step, and load fresh dense values.
 
         Args:
             closure: Called first, with gradients enabled: computes the loss and runs backward.
+            clicks: Of each example that was looked up since the last step, [examples] or
+                [examples, 1], as a rule the labels. Embeddings whose lifetime uses a score count
+                them: an example shows each of its ids once a lookup, and clicks it so often.
 
         Returns:
             What the closure returned.
@@ -191,12 +195,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._begin_step():
+        if self._begin_step(clicks):
             self.end_step()
         return loss
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def begin_step(self) -> bool:
+    def begin_step(self, *, clicks: Any = None) -> bool:
         """Send all gradients since the last step; ``end_step`` belongs to it if there was one.
 
         For several optimizers of one model: their pushes are then under way together.
@@ -206,21 +210,23 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             ConfigError: As of ``step``.
         """
         self._refuse_changes()
-        return self._begin_step()
+        return self._begin_step(clicks)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def end_step(self) -> None:
         """Wait for the pushes, as far as ``steps_in_flight`` asks for it; load dense values."""
         self._cycle.end_step()
 
-    def _begin_step(self) -> bool:
+    def _begin_step(self, clicks: Any) -> bool:
         scales = [
             float(group["lr"]) / base
             for group, base in zip(self.param_groups, self._base_rates, strict=True)
         ]
         # A scheduler of the optimizer inside warns if that never stepped.
         self._optimizer._opt_called = True
-        return self._cycle.begin_step(self._take_dense_gradients, scales)
+        return self._cycle.begin_step(
+            self._take_dense_gradients, scales, clicks_of_examples(clicks)
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, those of the embeddings too."""

@@ -16,10 +16,9 @@ from backstay.errors import ConfigError
 
 __all__ = ["base_learning_rate", "decay_of_gradient", "optimizer_of"]
 
-SUPPORTED_OPTIMIZERS = "SGD, Adagrad, Adam, AdamW, RMSprop and SparseAdam"
+SUPPORTED_OPTIMIZERS = "SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSprop and SparseAdam"
 # Switches that change what an optimizer computes, and the only value that the servers know.
 _SWITCHES: dict[str, Any] = {
-    "amsgrad": False,
     "maximize": False,
     "differentiable": False,
     "dampening": 0.0,
@@ -46,7 +45,7 @@ def optimizer_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> 
     Weight decay that is added to the gradient is not in it; see ``decay_of_gradient``.
 
     Args:
-        optimizer: One of SGD, Adagrad, Adam, AdamW, RMSprop, SparseAdam.
+        optimizer: One of SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSprop, SparseAdam.
         group: Its settings; the learning rate is ``base_learning_rate(group)``.
 
     Raises:
@@ -71,14 +70,11 @@ def optimizer_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> 
             rate, epsilon=group["eps"], initial_accumulator=group["initial_accumulator_value"]
         )
     if kind in (of.Adam, of.AdamW, of.SparseAdam):
-        adam = {
-            "beta1": _number(optimizer, "betas", group["betas"][0]),
-            "beta2": _number(optimizer, "betas", group["betas"][1]),
-            "epsilon": group["eps"],
-        }
-        if _decoupled(optimizer, group):
-            return tables.AdamW(rate, **adam, weight_decay=group["weight_decay"])
-        return tables.Adam(rate, **adam)
+        return _adam_of(optimizer, group, rate)
+    if kind is of.Adamax:
+        return tables.Adamax(rate, **_betas(optimizer, group), epsilon=group["eps"])
+    if kind is of.Adadelta:
+        return tables.Adadelta(rate, rho=group["rho"], epsilon=group["eps"])
     if kind is of.RMSprop:
         return tables.RMSProp(
             rate,
@@ -88,6 +84,28 @@ def optimizer_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> 
             centered=group["centered"],
         )
     raise ConfigError(f"{_name(optimizer)} does not run on the servers; {SUPPORTED_OPTIMIZERS} do")
+
+
+def _adam_of(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], rate: float
+) -> tables.Optimizer:
+    adam = {**_betas(optimizer, group), "epsilon": group["eps"]}
+    decay = {"weight_decay": group["weight_decay"]} if _decoupled(optimizer, group) else {}
+    if group.get("amsgrad", False):
+        return tables.AMSGrad(rate, **adam, **decay)
+    if decay:
+        return tables.AdamW(rate, **adam, **decay)
+    # SparseAdam counts the steps of the whole parameter.
+    is_sparse = type(optimizer) is torch.optim.SparseAdam
+    return tables.Adam(rate, **adam, steps="global" if is_sparse else "row")
+
+
+def _betas(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    beta1, beta2 = group["betas"]
+    return {
+        "beta1": _number(optimizer, "betas", beta1),
+        "beta2": _number(optimizer, "betas", beta2),
+    }
 
 
 def decay_of_gradient(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from backstay.cluster.upkeep import EndedPass, end_pass, keeps_rows_of, unseen_seconds
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Reader, open_reader
@@ -222,6 +223,7 @@ class LocalRun:
         self._job = job = JobEngine(
             new_job(spec, tables, identity), JobKeys(spec.name), MemoryRecords(), time.monotonic
         )
+        job.keep_rows(time.time)
         self._advance()
         while not job.is_over:
             given = job.assign(WORKER)
@@ -258,12 +260,31 @@ class LocalRun:
 
     def _advance(self) -> None:
         """Open and end rounds as the schedule says, evaluations with their metrics."""
+        self._end_rounds()
+        while self._job.upkeep_due is not None:
+            self._see_to_rows()
+            self._end_rounds()
+
+    def _end_rounds(self) -> None:
         while due := self._job.advance():
             for opened in due:
                 metrics = opened.compute()
                 self._callbacks.evaluation_is(Evaluation(opened.id.number, metrics))
                 self._job.evaluated(opened, metrics)
                 self._tell(opened, 0, at_once=True)
+
+    def _see_to_rows(self) -> None:
+        """Decay and expire rows at the end of a pass, if layers of the model have servers."""
+        due = self._job.upkeep_due
+        assert due is not None
+        session, done = opened_session(), EndedPass(0, False)
+        if session is not None:
+            specs = keeps_rows_of(session.job, session.client.tables())
+            seconds = unseen_seconds(due.unseen_since_s, time.time())
+            done = end_pass(session.client, specs, period=due.period, unseen_seconds=seconds)
+        self._job.note_upkeep(due, expired=done.expired, changed=done.changed)
+        if done.lacks:
+            log.warning("%s", done.lacks)
 
     def _do(self, given: Assignment) -> None:
         """Do a task. It stays undone if the run is to stop, or if its round ends before it."""

@@ -443,7 +443,8 @@ class Worker:
         following: ReadyBatch | None,
     ) -> float:
         self._pace.begin_batch()
-        self._callbacks.batch_begins(self._figures.job_steps())
+        connection.client.push_steps.done = self._figures.job_steps()
+        self._callbacks.batch_begins(connection.client.push_steps.done)
         if following is not None:
             connection.program.prefetch(following.features)
         try:

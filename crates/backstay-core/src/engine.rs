@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::{table_id, SlotSpace};
+use crate::life::{Gone, Thresholds};
 use crate::marks::Spans;
 use crate::spec::TableSpec;
 use crate::stream::StreamId;
 use crate::stream_memory::StreamMemory;
-use crate::table::Table;
+use crate::table::{Moment, Table};
 use crate::transaction::{Change, Run, StagedRun, Transaction};
 
 pub use slot_copy::{CopyPiece, CopyReader, SlotCopy, SlotMemory};
@@ -58,6 +59,8 @@ struct Slot {
     staged: VecDeque<Staged>,
     /// Since when the changes of its rows are known.
     spans: Spans,
+    /// The highest time of a transaction that was applied, of tables with a lifetime.
+    time: u32,
 }
 
 impl Slot {
@@ -73,15 +76,15 @@ pub struct StageReport {
     pub staged: u32,
     /// Slots that had applied it before.
     pub skipped: u32,
-    /// Rows that a delete removed, where it was applied at once or is applied by now.
-    pub removed: u64,
+    /// What went, where it was applied at once or is applied by now.
+    pub gone: Gone,
 }
 
 impl std::ops::AddAssign for StageReport {
     fn add_assign(&mut self, other: Self) {
         self.staged += other.staged;
         self.skipped += other.skipped;
-        self.removed += other.removed;
+        self.gone += other.gone;
     }
 }
 
@@ -139,8 +142,17 @@ impl Engine {
         self.slots[slot].serving_state = state;
     }
 
-    /// Create a table; the same settings again change nothing.
+    /// Create a table, with its companion if it has one; the same settings again change nothing.
     pub fn create_table(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
+        let fits = spec.check_slots(self.space.count());
+        fits.map_err(|error| Refusal::InvalidRequest(error.to_string()))?;
+        if let Some(companion) = spec.companion() {
+            self.add_table(&Arc::new(companion))?;
+        }
+        self.add_table(spec)
+    }
+
+    fn add_table(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
         let table = Table::new(
             Arc::clone(spec),
             self.space,
@@ -163,6 +175,8 @@ impl Engine {
     /// Give a table other settings, for the transactions that are stamped from now on. Refuses
     /// settings that the existing rows do not fit.
     pub fn change_settings(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
+        let fits = spec.check_slots(self.space.count());
+        fits.map_err(|error| Refusal::InvalidRequest(error.to_string()))?;
         let table = self.table_mut(table_id(&spec.name))?;
         if let Some(difference) = table.spec().fixed_difference(spec) {
             return Err(Refusal::TableConflict(format!(
@@ -174,9 +188,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Fix under which settings a transaction is applied, here and by every replica.
-    pub fn stamp(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
-        transaction.optimizer = Some(self.table(transaction.table)?.spec().optimizer);
+    /// Fix under which settings a transaction is applied, here and by every replica; `time` is the
+    /// master's, in seconds.
+    pub fn stamp(&self, transaction: &mut Transaction, time: u32) -> Result<(), Refusal> {
+        let spec = self.table(transaction.table)?.spec();
+        transaction.stamp_by(spec, self.space, time);
         Ok(())
     }
 
@@ -214,6 +230,19 @@ impl Engine {
         })
     }
 
+    /// The slots that this node serves and that would apply this sequence of a stream.
+    pub fn served_slots_without(
+        &self,
+        stream: StreamId,
+        sequence: u64,
+    ) -> impl Iterator<Item = u32> + '_ {
+        let known = self.streams.stream(stream);
+        self.slots().filter(move |&slot| {
+            let serves = self.serving_state(slot) == ServingState::Serving;
+            serves && !known.skips(self.index(slot), sequence)
+        })
+    }
+
     /// Copy the weights of `keys`, all in slots of this engine, to `out`.
     pub fn read(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
         let table = self.table(table)?;
@@ -247,7 +276,7 @@ impl Engine {
         let table = self.table(transaction.table)?;
         table.check_shape(&transaction.batch, transaction.change)?;
         table.check_stamp(transaction.optimizer.as_ref())?;
-        if transaction.change == Change::Delete {
+        if !transaction.change.creates() {
             return Ok(());
         }
         let here = transaction
@@ -255,7 +284,7 @@ impl Engine {
             .iter()
             .filter(|run| self.slots().contains(&run.slot));
         for run in here {
-            table.check_room(self.index(run.slot), (run.end - run.start) as usize)?;
+            self.check_room(table, *run)?;
         }
         Ok(())
     }
@@ -301,8 +330,8 @@ impl Engine {
                 report.skipped += 1;
                 continue;
             }
-            if let Some(table) = table.filter(|_| transaction.change != Change::Delete) {
-                table.check_room(index, (run.end - run.start) as usize)?;
+            if let Some(table) = table.filter(|_| transaction.change.creates()) {
+                self.check_room(table, run)?;
             }
             report.staged += 1;
             places.push(StagedRun {
@@ -360,13 +389,13 @@ impl Engine {
     }
 
     /// Apply a transaction in its places, after everything that stands before it there. It passes
-    /// over places that were applied, discarded or staged anew, or belong to another one now. How
-    /// many rows it removed.
+    /// over places that were applied, discarded or staged anew, or belong to another one now. What
+    /// went by it.
     pub fn commit(
         &mut self,
         transaction: &Arc<Transaction>,
         places: &[StagedRun],
-    ) -> Result<u64, Refusal> {
+    ) -> Result<Gone, Refusal> {
         let mut runs = std::mem::take(&mut self.scratch);
         runs.clear();
         for place in places {
@@ -422,60 +451,136 @@ impl Engine {
             if busy {
                 return Err(Refusal::InFlight);
             }
-            let removed = self.apply_runs(transaction, &places)?;
-            Ok(StageReport { removed, ..report })
+            let gone = self.apply_runs(transaction, &places)?;
+            Ok(StageReport { gone, ..report })
         });
         self.scratch = places;
         outcome
     }
 
-    /// Apply a transaction to slots in which it is next; how many rows it removed.
+    /// Apply a transaction to slots in which it is next; what went by it.
     fn apply_runs(
         &mut self,
         transaction: &Transaction,
         places: &[StagedRun],
-    ) -> Result<u64, Refusal> {
-        let Some(first) = places.first() else {
-            return Ok(0);
-        };
+    ) -> Result<Gone, Refusal> {
+        if places.is_empty() {
+            return Ok(Gone::default());
+        }
         if transaction.change == Change::Close {
             for place in places {
                 let slot = self.index(place.run.slot);
                 self.slots[slot].position += 1;
                 self.streams.close(transaction.id.stream, slot);
             }
-            return Ok(0);
+            return Ok(Gone::default());
         }
+        let table = self.table(transaction.table)?;
+        let (is_live, companion) = (table.has_lifetime(), table.companion());
+        // Beside its table, both are changed at once.
+        let mut companion = companion.and_then(|id| self.tables.remove(&id));
+        let gone = self.write_runs(transaction, places, is_live, companion.as_mut());
+        if let Some(companion) = companion {
+            self.tables.insert(companion.id(), companion);
+        }
+        gone
+    }
+
+    fn write_runs(
+        &mut self,
+        transaction: &Transaction,
+        places: &[StagedRun],
+        is_live: bool,
+        mut companion: Option<&mut Table>,
+    ) -> Result<Gone, Refusal> {
         let (first_slot, table) = (self.first_slot, self.tables.get_mut(&transaction.table));
         let table = table.ok_or_else(|| unknown(transaction.table))?;
         let windows = self.streams.windows_mut(transaction.id.stream);
-        let elements = match transaction.change {
-            Change::Delete => 0,
-            _ => table.spec().row_elements(),
-        };
-        let stamped = transaction.optimizer.as_ref();
-        let optimizer = *stamped.unwrap_or(&table.spec().optimizer);
-        let mut removed = 0;
-        let mut write = |keys: Range<usize>| {
+        let (change, stamp) = (transaction.change, transaction.stamp);
+        let elements = change.values(table.spec().row_elements());
+        let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
+        let mut gone = Gone::default();
+        let mut write = |keys: Range<usize>, time: u32| {
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
             let keys = &transaction.batch.keys()[keys];
-            removed += table.write(keys, values, transaction.change, &optimizer);
+            if is_live {
+                let (companion, id) = (companion.as_deref_mut(), transaction.id);
+                let moment = Moment { time, id };
+                gone += table.write_live(companion, keys, values, change, &optimizer, moment);
+            } else {
+                gone.deleted += table.write(keys, values, change, &optimizer);
+            }
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
-        let start = first.run.start as usize;
-        let mut joined = start..start;
+        let start = places[0].run.start as usize;
+        let (mut joined, mut joined_time) = (start..start, 0);
         for StagedRun { run, .. } in places {
             let slot = (run.slot - first_slot) as usize;
             self.slots[slot].position += 1;
             windows[slot].record(transaction.id.sequence, transaction.floor);
-            let keys = run.start as usize..run.end as usize;
-            if joined.end != keys.start {
-                write(std::mem::replace(&mut joined, keys.clone()));
+            let mut time = 0;
+            if is_live {
+                time = self.slots[slot].time.max(stamp.time);
+                self.slots[slot].time = time;
             }
-            joined.end = keys.end;
+            let keys = run.start as usize..run.end as usize;
+            if joined.end != keys.start || joined_time != time {
+                write(std::mem::replace(&mut joined, keys.clone()), joined_time);
+            }
+            (joined.end, joined_time) = (keys.end, time);
         }
-        write(joined);
-        Ok(removed)
+        write(joined, joined_time);
+        if stamp.share > 0 && change.creates() {
+            for StagedRun { run, .. } in places {
+                let companion = companion.as_deref_mut();
+                gone.evicted += table.evict(run.slot, stamp.share, companion);
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Refuse a run of a push if its rows, or their counters, might exceed the limit of a slot.
+    fn check_room(&self, table: &Table, run: Run) -> Result<(), Refusal> {
+        let (slot, more) = (self.index(run.slot), (run.end - run.start) as usize);
+        table.check_room(slot, more)?;
+        match table.companion().and_then(|id| self.tables.get(&id)) {
+            Some(companion) => companion.check_room(slot, more),
+            None => Ok(()),
+        }
+    }
+
+    /// The rows of a table that an expiry would remove from a slot that is served here, at this time
+    /// or at the slot's own if that is later.
+    pub fn count_expired(
+        &self,
+        table: u64,
+        slot: u32,
+        thresholds: &Thresholds,
+        time: u32,
+    ) -> Result<Gone, Refusal> {
+        self.check_slot(slot)?;
+        self.check_serving(slot)?;
+        let now = self.slots[self.index(slot)].time.max(time);
+        let table = self.table(table)?;
+        table.check_lifetime(Change::Expire(*thresholds))?;
+        Ok(table.count_expired(slot, thresholds, now))
+    }
+
+    /// Bytes allocated for the rows of a table and for its companion's.
+    pub fn table_bytes(&self, table: u64) -> usize {
+        let Some(table) = self.tables.get(&table) else {
+            return 0;
+        };
+        let companion = table.companion().and_then(|id| self.tables.get(&id));
+        table.allocated_bytes() + companion.map_or(0, Table::allocated_bytes)
+    }
+
+    /// Bytes that rows of a push may add at most; see [`Table::growth_bytes`].
+    pub fn growth_bytes(&self, table: u64, keys: &[u64]) -> Result<usize, Refusal> {
+        let table = self.table(table)?;
+        let companion = table.companion().and_then(|id| self.tables.get(&id));
+        let counters = companion.map_or(0, |one| one.growth_bytes(keys));
+        Ok(table.growth_bytes(keys) + counters)
     }
 
     /// Drop what is staged in a slot at `position` and behind it.

@@ -13,6 +13,15 @@ pub fn mix64(mut x: u64) -> u64 {
     x ^ (x >> 33)
 }
 
+/// The key whose [`mix64`] is `hash`.
+pub fn unmix64(mut hash: u64) -> u64 {
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0x9cb4_b2f8_1293_37db);
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0x4f74_430c_22a5_4005);
+    hash ^ (hash >> 33)
+}
+
 /// The id under which a table travels: FNV-1a of its name, mixed.
 pub fn table_id(name: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -60,6 +69,12 @@ impl SlotSpace {
     pub fn slot_of_hash(self, hash: u64) -> u32 {
         // Two shifts, because a shift by 64 (one slot) is not defined.
         ((hash >> 1) >> (63 - self.bits)) as u32
+    }
+
+    /// The key of number `n` in a slot, for what has no key of its own. `n` is below 2^40.
+    pub fn key_in(self, slot: u32, n: u64) -> u64 {
+        // Two shifts, as above.
+        unmix64((u64::from(slot) << (63 - self.bits)) << 1 | n)
     }
 
     /// The slot of a key.

@@ -3,18 +3,23 @@
 //! [`TableSpec::from_json`] is the judge. It refuses unknown fields and values out of range,
 //! fills in every default, and what it returns can be used without further checks: sizes do
 //! not overflow and every number is finite in float32. `check` holds it. This module imports
-//! [`crate::optimizer`] only, whose structs are the settings.
+//! [`crate::optimizer`], whose structs are the settings, [`crate::expression`], and
+//! [`crate::storage`] for the size of a row.
 
 mod check;
+pub mod lifetime;
 
 use serde::{Deserialize, Serialize};
 
-use crate::optimizer::Optimizer;
+use crate::expression::{Function, Pull};
+use crate::optimizer::{Optimizer, RowOptimizer};
+use crate::storage;
 
 pub use check::{
     SpecError, MAX_BLOCK_ELEMENTS, MAX_DENSE_ELEMENTS, MAX_DIM, MAX_FAN, MAX_JSON_BYTES,
     MAX_NAME_BYTES, MAX_RANK,
 };
+pub use lifetime::Lifetime;
 
 /// Everything that decides the content of a table, given the pushes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +43,12 @@ pub struct TableSpec {
     /// What happens to NaN and infinity in gradients.
     #[serde(default)]
     pub non_finite: NonFinitePolicy,
+    /// When rows come and go; None: they stay until they are deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifetime: Option<Lifetime>,
+    /// What a pull returns in the place of the weights; absent: the weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<Function<Pull>>,
 }
 
 /// Sparse rows or a dense tensor.
@@ -173,14 +184,42 @@ impl TableSpec {
         }
     }
 
+    /// Words behind the weights of a row: the optimizer's state, then the statistics.
+    pub fn state_words(&self) -> usize {
+        let statistics = self.lifetime.as_ref().map_or(0, Lifetime::statistics_words);
+        self.optimizer.state_elements(self.row_elements()) + statistics
+    }
+
+    /// Bytes that a row takes in memory, with its key and its place in the index.
+    pub fn row_bytes(&self) -> u64 {
+        let weights = storage::weight_words(self.storage, self.row_elements());
+        (2 + weights + self.state_words()) as u64 * 4 + 8
+    }
+
+    /// The rows that a slot may have of this table, if it has a capacity.
+    pub fn share(&self, slots: u32) -> Option<u64> {
+        let capacity = self.lifetime.as_ref()?.capacity?;
+        let rows = capacity.rows.or_else(|| {
+            let bytes = capacity.bytes?;
+            Some(bytes / self.row_bytes())
+        })?;
+        Some(rows / u64::from(slots))
+    }
+
     /// This description with the settings of another one, as far as a table can take them over:
-    /// the optimizer's, except the ones that decide the layout of a row, and the policy for
-    /// gradients.
+    /// the optimizer's and the lifetime's, except the ones that decide the layout of a row, the
+    /// policy for gradients, and what a pull returns.
     #[must_use]
     pub fn with_settings_of(&self, other: &Self) -> Self {
+        let lifetime = match (&self.lifetime, &other.lifetime) {
+            (Some(held), Some(wanted)) => Some(held.with_settings_of(wanted)),
+            (held, _) => held.clone(),
+        };
         Self {
             optimizer: self.optimizer.with_settings_of(&other.optimizer),
             non_finite: other.non_finite.clone(),
+            lifetime,
+            pull: other.pull.clone(),
             ..self.clone()
         }
     }

@@ -4,19 +4,23 @@
 //! in small blocks of three steps (ask for the index line, ask for the row, use it), so that
 //! misses overlap instead of queueing.
 
+mod live;
 mod transfer;
+mod user_update;
 
 use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::{mix64, table_id, SlotSpace};
 use crate::initializer::RowInitializer;
-use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
+use crate::optimizer::{Optimizer, OptimizerStamp, OptimizerVisitor, RowOptimizer};
 use crate::row_map::RowMap;
 use crate::spec::{TableKind, TableSpec};
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
+use live::Live;
+pub(crate) use live::Moment;
 pub use transfer::{PlainRows, RowLayout, SlotRows};
 
 /// Keys that are looked up together.
@@ -42,7 +46,12 @@ pub struct Table {
     maps: Vec<RowMap>,
     elements: usize,
     weight_words: usize,
+    /// Of the optimizer.
+    optimizer_words: usize,
+    /// Of the optimizer, and the statistics behind them.
     state_words: usize,
+    /// What its lifetime does, if it has one.
+    live: Option<Live>,
     allocated_bytes: usize,
     rows: usize,
 }
@@ -55,7 +64,12 @@ impl Table {
         Self {
             id: table_id(&spec.name),
             initializer: RowInitializer::new(&spec),
-            state_words: optimizer.state_elements(elements),
+            optimizer_words: optimizer.state_elements(elements),
+            state_words: spec.state_words(),
+            live: spec
+                .lifetime
+                .as_ref()
+                .map(|one| Live::new(&spec, one, space)),
             weight_words: storage::weight_words(spec.storage, elements),
             spec,
             space,
@@ -91,40 +105,60 @@ impl Table {
     /// Take over other settings of the optimizer and of the policy for gradients; they fit, see
     /// [`TableSpec::fixed_difference`].
     pub(crate) fn change_settings(&mut self, spec: &Arc<TableSpec>) {
+        self.live = spec
+            .lifetime
+            .as_ref()
+            .map(|one| Live::new(spec, one, self.space));
         self.spec = Arc::clone(spec);
     }
 
     /// Refuse settings under which rows of this table cannot be changed.
-    pub fn check_stamp(&self, stamp: Option<&Optimizer>) -> Result<(), Refusal> {
-        let fits = |stamp: &Optimizer| stamp.state_elements(self.elements) == self.state_words;
-        if stamp.is_some_and(fits) {
-            return Ok(());
-        }
-        Err(Refusal::InvalidRequest(format!(
-            "a push to table {} came with settings of another optimizer, or with none",
-            self.spec.name
-        )))
+    pub fn check_stamp(&self, stamp: Option<&OptimizerStamp>) -> Result<(), Refusal> {
+        let stamp = stamp.ok_or_else(|| self.foreign_stamp())?;
+        self.optimizer_under(Some(stamp)).map(drop)
     }
 
-    /// 32-bit words of optimizer state behind a row's weights.
+    /// The optimizer under the settings of a stamp, or the table's without one.
+    pub fn optimizer_under(&self, stamp: Option<&OptimizerStamp>) -> Result<Optimizer, Refusal> {
+        let of_table = &self.spec.optimizer;
+        let Some(stamp) = stamp else {
+            return Ok(of_table.clone());
+        };
+        let fits = |one: &Optimizer| one.state_elements(self.elements) == self.optimizer_words;
+        let optimizer = of_table.under(stamp).filter(fits);
+        optimizer.ok_or_else(|| self.foreign_stamp())
+    }
+
+    fn foreign_stamp(&self) -> Refusal {
+        Refusal::InvalidRequest(format!(
+            "a push to table {} came with settings of another optimizer, or with none",
+            self.spec.name
+        ))
+    }
+
+    /// 32-bit words of optimizer state and statistics behind a row's weights.
     pub fn state_elements(&self) -> usize {
         self.state_words
     }
 
-    /// Refuse values that do not fill one row for each key, and a delete of blocks of a dense table.
+    /// Refuse values that do not fill one row for each key, a delete of blocks of a dense table, and
+    /// what a table's lifetime does not have.
     pub fn check_shape(&self, batch: &Batch, change: Change) -> Result<(), Refusal> {
         let (keys, values) = (batch.keys().len(), batch.values().len());
-        if change == Change::Delete {
-            return self.check_delete(values);
+        match change {
+            Change::Delete => return self.check_delete(values),
+            Change::Observe { .. } | Change::Expire(_) | Change::Decay { .. } => {
+                self.check_lifetime(change)?;
+            }
+            Change::Update { .. } | Change::Assign { .. } | Change::Close => {}
         }
-        if values == keys * self.elements {
+        let wanted = keys * change.values(self.elements);
+        if values == wanted {
             return Ok(());
         }
         Err(Refusal::InvalidRequest(format!(
-            "table {} has rows of {} elements: {keys} keys need {} values, {values} came",
-            self.spec.name,
-            self.elements,
-            keys * self.elements
+            "table {} has rows of {} elements: {keys} keys need {wanted} values, {values} came",
+            self.spec.name, self.elements,
         )))
     }
 
@@ -174,7 +208,8 @@ impl Table {
     /// Copy the weights of `keys` to `out`, \[n, `row_elements`].
     ///
     /// A key without a row reads as its initial value; no row is created, so a pull never
-    /// changes state and replicas need not hear of it.
+    /// changes state and replicas need not hear of it. A user function of the table goes over
+    /// what was read.
     pub fn read(&self, keys: &[u64], out: &mut [f32]) {
         let mut places = [Place::default(); BLOCK];
         for (block, out) in keys
@@ -193,9 +228,13 @@ impl Table {
                         let words = &map.values(row)[..self.weight_words];
                         storage::decode(self.spec.storage, words, row_out);
                     }
+                    None if self.reads_zeros() => row_out.fill(0.0),
                     None => self.initial_weights(key, row_out),
                 }
             }
+        }
+        if let Some(pull) = &self.spec.pull {
+            pull.apply(self.elements, out);
         }
     }
 
@@ -211,24 +250,32 @@ impl Table {
         match change {
             Change::Update {
                 learning_rate_scale,
-            } => {
-                optimizer.dispatch(Update {
+            } => match optimizer {
+                Optimizer::User(user) => {
+                    self.update_by_user(user, keys, values, learning_rate_scale);
+                }
+                _ => optimizer.dispatch(Update {
                     table: self,
                     keys,
                     values,
                     learning_rate_scale,
-                });
-            }
+                }),
+            },
             Change::Assign { only_if_absent } => {
                 self.assign(keys, values, only_if_absent, optimizer);
             }
             Change::Delete => return self.remove(keys),
-            Change::Close => {}
+            // Of tables with a lifetime: `write_live` does them.
+            Change::Observe { .. }
+            | Change::Expire(_)
+            | Change::Decay { .. }
+            // No rows.
+            | Change::Close => {}
         }
         0
     }
 
-    /// Remove the rows of `keys`; how many there were.
+    /// Remove the rows of `keys`, all in slots of this range; how many there were.
     pub(super) fn remove(&mut self, keys: &[u64]) -> u64 {
         if self.maps.is_empty() {
             return 0;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::SlotSpace;
-use crate::optimizer::Optimizer;
+use crate::life::Thresholds;
+use crate::optimizer::OptimizerStamp;
+use crate::spec::TableSpec;
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -80,10 +82,51 @@ pub enum Change {
         /// Leave rows alone that exist already.
         only_if_absent: bool,
     },
+    /// An update that tells of each key how often it was shown and clicked: two values behind the
+    /// gradient of each.
+    Observe {
+        /// As of an update.
+        learning_rate_scale: f32,
+    },
     /// Remove the rows; a key without one is no error. No values.
     Delete,
+    /// Remove the rows that have expired from the slots of the keys. No values. No threshold: those
+    /// of the table.
+    Expire(Thresholds),
+    /// Multiply the shows and clicks of all rows in the slots of the keys. No values.
+    Decay {
+        /// By this; 0: by the table's rate.
+        rate: f32,
+    },
     /// Close the transaction's stream: late copies of its pushes are skipped. No rows.
     Close,
+}
+
+impl Change {
+    /// Values for each key, in a table of rows of so many elements.
+    pub fn values(&self, elements: usize) -> usize {
+        match self {
+            Self::Update { .. } | Self::Assign { .. } => elements,
+            Self::Observe { .. } => elements + 2,
+            Self::Delete | Self::Expire(_) | Self::Decay { .. } | Self::Close => 0,
+        }
+    }
+
+    /// Whether it may create rows.
+    pub fn creates(&self) -> bool {
+        self.values(1) > 0
+    }
+}
+
+/// What a transaction of a table with a lifetime has from its master, so that every replica does
+/// the same by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stamp {
+    /// The master's time, in seconds. A slot takes the highest that it has seen, so that times do
+    /// not fall along its order.
+    pub time: u32,
+    /// Rows that the table may have in a slot; 0: no limit.
+    pub share: u32,
 }
 
 /// The rows of one slot in a transaction: `start..end` of its keys.
@@ -126,7 +169,9 @@ pub struct Transaction {
     /// The settings under which its master took it on; it travels with them, so that a change of
     /// settings has one place in a slot's order, whatever each replica knows of the table. `None`:
     /// the table's, where there are no replicas.
-    pub optimizer: Option<Optimizer>,
+    pub optimizer: Option<OptimizerStamp>,
+    /// The same of a table with a lifetime.
+    pub stamp: Stamp,
     runs: Vec<Run>,
     attachment: Option<Attachment>,
 }
@@ -160,6 +205,7 @@ impl Transaction {
             batch,
             known_version: u64::MAX,
             optimizer: None,
+            stamp: Stamp::default(),
             runs,
             attachment: None,
         })
@@ -180,8 +226,32 @@ impl Transaction {
             batch: Batch::default(),
             known_version: u64::MAX,
             optimizer: None,
+            stamp: Stamp::default(),
             runs: slots.into_iter().map(run).collect(),
             attachment: None,
+        }
+    }
+
+    /// Fix the settings under which every replica applies it: those of its table, and the time of
+    /// its master in seconds.
+    pub fn stamp_by(&mut self, spec: &TableSpec, space: SlotSpace, time: u32) {
+        self.optimizer = Some(spec.optimizer.stamp());
+        let Some(lifetime) = &spec.lifetime else {
+            return;
+        };
+        let share = spec.share(space.count()).unwrap_or(0);
+        self.stamp = Stamp {
+            time,
+            share: u32::try_from(share).unwrap_or(u32::MAX),
+        };
+        match &mut self.change {
+            Change::Expire(thresholds) if thresholds.is_empty() => {
+                *thresholds = lifetime.expiry.map(Into::into).unwrap_or_default();
+            }
+            Change::Decay { rate } if *rate == 0.0 => {
+                *rate = lifetime.score.map_or(1.0, |score| score.decay as f32);
+            }
+            _ => {}
         }
     }
 

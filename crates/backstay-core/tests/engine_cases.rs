@@ -387,7 +387,7 @@ fn a_delete_removes_rows_once_and_a_push_after_it_makes_them_anew() {
     apply(&mut engine, &push(1, 1, 0, &keys, -1.0)).unwrap();
     let gone = by_slot((0..30).collect());
     let report = apply(&mut engine, &delete(1, 2, &gone)).unwrap();
-    assert_eq!((report.removed, report.skipped), (20, 0));
+    assert_eq!((report.gone.deleted, report.skipped), (20, 0));
     assert_eq!(engine.table(table_id("t")).unwrap().rows(), 0);
     assert_eq!(read(&engine, 3), 0.0);
     // Weights and state begin anew.
@@ -397,7 +397,7 @@ fn a_delete_removes_rows_once_and_a_push_after_it_makes_them_anew() {
     // A retry, and a late copy, of the delete.
     let report = apply(&mut engine, &delete(1, 2, &gone)).unwrap();
     assert_eq!(
-        (report.staged, report.skipped, report.removed),
+        (report.staged, report.skipped, report.gone.deleted),
         (0, SLOTS, 0)
     );
     assert_eq!(engine.table(table_id("t")).unwrap().rows(), 20);

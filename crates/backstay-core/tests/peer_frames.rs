@@ -8,10 +8,11 @@ use std::sync::Arc;
 use backstay_core::engine::SlotMemory;
 use backstay_core::error::Refusal;
 use backstay_core::hash::SlotSpace;
+use backstay_core::life::Thresholds;
 use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::message::{Message, Refuse, SlotOrder};
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
-use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
+use backstay_core::transaction::{Batch, Change, StagedRun, Stamp, Transaction};
 use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame, Purpose};
 use backstay_core::wire::HEADER_BYTES;
 
@@ -85,9 +86,10 @@ fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
     };
     let batch = Batch::new(&keys, &values);
     let mut push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
-    push.optimizer = Some(Optimizer::Sgd(Sgd {
+    let sgd = Optimizer::Sgd(Sgd {
         learning_rate: 0.25,
-    }));
+    });
+    push.optimizer = Some(sgd.stamp());
     let place = |(n, run): (usize, &_)| StagedRun {
         term: 2,
         position: 100 + n as u64,
@@ -109,6 +111,7 @@ fn messages() -> Vec<Message> {
             },
         )],
         closed: vec![stream(2), stream(3)],
+        time: 12,
     };
     let rows = (vec![1, 2, 3], vec![0.5; 3 * DIM], vec![0.25; 3]);
     vec![
@@ -236,6 +239,15 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
         r#"{"rmsprop":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75,"momentum":0.125,"centered":true,"epsilon_inside_sqrt":false}}"#,
         r#"{"rmsprop":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75,"momentum":0.125,"centered":false,"epsilon_inside_sqrt":true}}"#,
         r#"{"ftrl":{"learning_rate":0.5,"l1":0.25,"l2":0.75,"learning_rate_power":-0.125,"initial_accumulator":2}}"#,
+        r#"{"adam":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"steps":"global"}}"#,
+        r#"{"adamw":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"weight_decay":2,"steps":"global"}}"#,
+        r#"{"rowwiseadagrad":{"learning_rate":0.5,"epsilon":0.25,"initial_accumulator":3}}"#,
+        r#"{"adadelta":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75}}"#,
+        r#"{"adamax":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"steps":"global","epsilon_on_maximum":false}}"#,
+        r#"{"adamax":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"steps":"row","epsilon_on_maximum":true}}"#,
+        r#"{"amsgrad":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"weight_decay":2,"steps":"global"}}"#,
+        r#"{"adagraddecay":{"learning_rate":0.5,"decay":0.25,"epsilon":0.75,"initial_accumulator":2}}"#,
+        r#"{"groupftrl":{"learning_rate":0.5,"l1":0.25,"l2":0.75,"l21":0.125,"initial_accumulator":2}}"#,
     ];
     for name in Optimizer::NAMES {
         let begins = format!(r#"{{"{name}":"#);
@@ -246,7 +258,8 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
     }
     for text in all {
         let mut stamped = (*transaction).clone();
-        stamped.optimizer = Some(serde_json::from_str(text).unwrap());
+        let optimizer: Optimizer = serde_json::from_str(text).unwrap();
+        stamped.optimizer = Some(optimizer.stamp());
         let message = Message::Prepare {
             number: 1,
             lsn: 2,
@@ -262,6 +275,8 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
             panic!("no prepare came back");
         };
         assert_eq!(got.optimizer, stamped.optimizer, "{text}");
+        let under = got.optimizer.and_then(|stamp| optimizer.under(&stamp));
+        assert_eq!(under, Some(optimizer), "{text}");
     }
 }
 
@@ -327,6 +342,53 @@ fn a_prepare_of_a_delete_carries_keys_and_no_values() {
     });
     assert!(transaction.batch.keys().iter().eq(sent));
     assert!(transaction.batch.values().is_empty());
+}
+
+#[test]
+fn a_prepare_carries_the_stamp_of_its_master_and_what_it_is_to_do() {
+    let (push, places) = push();
+    let thresholds = Thresholds {
+        unseen_seconds: Some(5),
+        norm_below: Some(0.5),
+        ..Thresholds::default()
+    };
+    for (change, width) in [
+        (Change::Expire(thresholds), 0),
+        (Change::Decay { rate: 0.5 }, 0),
+        (
+            Change::Observe {
+                learning_rate_scale: 0.5,
+            },
+            DIM + 2,
+        ),
+    ] {
+        let keys = push.batch.keys();
+        let batch = Batch::new(keys, &vec![1.0; keys.len() * width]);
+        let mut sent = Transaction::new(space(), push.id, 8, 77, change, batch).unwrap();
+        sent.optimizer = push.optimizer;
+        sent.stamp = Stamp {
+            time: u32::MAX - 1,
+            share: 77,
+        };
+        let message = Message::Prepare {
+            number: 1,
+            lsn: 2,
+            decided: 1,
+            places: places.clone(),
+            transaction: Arc::new(sent.clone()),
+        };
+        let (meta, body) = bytes(&encode(&message));
+        let PeerFrame::Message(Message::Prepare { transaction, .. }) = read(&meta, &body).unwrap()
+        else {
+            panic!("no prepare came back");
+        };
+        assert_eq!(
+            (transaction.change, transaction.stamp),
+            (change, sent.stamp)
+        );
+        let keys = transaction.batch.keys().len();
+        assert_eq!(transaction.batch.values().len(), keys * width);
+    }
 }
 
 /// A frame that is cut, or whose places do not fit its keys, is refused and never a panic.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use backstay_core::engine::Engine;
 use backstay_core::error::Refusal;
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::optimizer::Optimizer;
 use backstay_core::replication::message::Refuse;
 use backstay_core::replication::{
     LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Rows, Way, Work,
@@ -113,7 +114,8 @@ fn push() -> Arc<Transaction> {
     };
     let (space, batch) = (SlotSpace::new(1).unwrap(), Batch::new(&[KEY], &[-1.0]));
     let mut push = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
-    push.optimizer = Some(serde_json::from_str(r#"{"sgd":{"learning_rate":1.0}}"#).unwrap());
+    let sgd: Optimizer = serde_json::from_str(r#"{"sgd":{"learning_rate":1.0}}"#).unwrap();
+    push.optimizer = Some(sgd.stamp());
     Arc::new(push)
 }
 

@@ -112,6 +112,7 @@ const NOTHING: Budget = Budget {
     late: false,
     copies_at_once: 4,
     deletes: false,
+    expires: false,
 };
 
 /// One slot with three replicas and two pushes under way, which are tried again; a new master is
@@ -217,6 +218,32 @@ fn a_delete_and_its_retry_at_any_moment() {
     };
     let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
     explore("delete", world.send_all());
+}
+
+/// A push and an expiry of its row, both tried again, in any order, with masters whose clocks differ.
+/// With the check of equal bytes this tries L1, L2 and L4.
+#[test]
+fn an_expiry_and_its_retry_at_any_moment() {
+    let budget = Budget {
+        changes: 1,
+        sends: 2,
+        expires: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
+    explore("expiry", world.send_all());
+}
+
+/// A copy is read while an expiry takes its rows away.
+#[test]
+fn a_copy_of_rows_that_expire() {
+    let budget = Budget {
+        changes: 2,
+        expires: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[], &[1])], [&[0], &[0]], budget);
+    explore("copy and expiry", world.send_all());
 }
 
 /// A copy is read while a delete takes its rows away.

@@ -31,7 +31,7 @@ fn adagrad(rate: f64, initial: f64) -> Arc<TableSpec> {
 /// A push as a master takes it on.
 fn stamped(master: &Engine, push: &Arc<Transaction>) -> Arc<Transaction> {
     let mut push = (**push).clone();
-    master.stamp(&mut push).unwrap();
+    master.stamp(&mut push, 0).unwrap();
     Arc::new(push)
 }
 
@@ -88,6 +88,24 @@ fn a_row_begins_with_the_state_of_the_masters_settings() {
     apply(&mut master, &assign).unwrap();
     apply(&mut backup, &assign).unwrap();
     assert_equal(&master, &backup);
+}
+
+/// Whose steps count may change on a table with rows: their state is the same under both rules.
+#[test]
+fn the_rule_of_steps_changes_with_a_push() {
+    let adam = |steps: &str| spec(&format!(r#"{{"adam":{{"steps":"{steps}"}}}}"#));
+    let (mut master, mut backup) = (engine(&adam("row")), engine(&adam("row")));
+    let mut alone = engine(&adam("row"));
+    for (sequence, steps) in [(0, "row"), (1, "global"), (2, "row")] {
+        master.change_settings(&adam(steps)).unwrap();
+        let push = push(1, sequence, 0, &[5], -1.0);
+        let stamped = stamped(&master, &push);
+        apply(&mut master, &stamped).unwrap();
+        apply(&mut backup, &stamped).unwrap();
+        apply(&mut alone, &push).unwrap();
+    }
+    assert_equal(&master, &backup);
+    assert_ne!(read(&master, 5), read(&alone, 5));
 }
 
 #[test]
@@ -290,7 +308,9 @@ proptest! {
         assert_equal(&pair.master, &pair.backup);
         let mut alone = engine(&momentum(1.0, 0.5));
         for push in &pair.applied {
-            let text = serde_json::to_string(&push.optimizer.unwrap()).unwrap();
+            let of_table = &momentum(1.0, 0.5).optimizer;
+            let settings = of_table.under(&push.optimizer.unwrap()).unwrap();
+            let text = serde_json::to_string(&settings).unwrap();
             alone.change_settings(&spec(&text)).unwrap();
             let mut bare = (**push).clone();
             bare.optimizer = None;

@@ -6,11 +6,12 @@
 
 use backstay_core::error::Refusal;
 use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
+use backstay_core::life::Thresholds;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{
-    checksum, CloseStream, DeleteReply, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode,
-    PullMeta, PullReply, PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
+    checksum, CloseStream, DeleteReply, ErrorMeta, ExpireReply, Header, Hello, HelloReply, Limits,
+    Opcode, PullMeta, PullReply, PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
 };
 use serde_json::Value;
 
@@ -54,12 +55,28 @@ fn stream(fields: &Value) -> StreamId {
     }
 }
 
+fn thresholds(fields: &Value) -> Thresholds {
+    let set = |flag: u64| number(&fields["thresholds"]) & flag != 0;
+    Thresholds {
+        unseen_seconds: set(1).then(|| small(&fields["unseen_seconds"])),
+        score_below: set(2).then(|| fields["score_below"].as_f64().unwrap()),
+        norm_below: set(4).then(|| fields["norm_below"].as_f64().unwrap()),
+    }
+}
+
 fn push(fields: &Value) -> PushMeta {
     let change = match number(&fields["kind"]) {
         0 => Change::Update {
             learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
         },
         4 => Change::Delete,
+        5 => Change::Observe {
+            learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
+        },
+        6 => Change::Expire(thresholds(fields)),
+        7 => Change::Decay {
+            rate: fields["learning_rate_scale"].as_f64().unwrap() as f32,
+        },
         kind => Change::Assign {
             only_if_absent: kind == 2,
         },
@@ -92,8 +109,9 @@ fn both_ways<T: PartialEq + std::fmt::Debug>(
 /// The opcode of a vector's kind and our encoding of its meta part.
 fn meta_of(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
     match kind {
-        "Hello" | "Pull" | "Push" | "Delete" | "CloseStream" => request_meta(kind, fields, meta),
-        "HelloReply" | "PullReply" | "PushReply" | "DeleteReply" | "Error" => {
+        "Hello" | "Pull" | "Push" | "Delete" | "CloseStream" | "Expire" | "CountExpired"
+        | "Decay" => request_meta(kind, fields, meta),
+        "HelloReply" | "PullReply" | "PushReply" | "DeleteReply" | "ExpireReply" | "Error" => {
             reply_meta(kind, fields, meta)
         }
         "Ping" => (Opcode::Ping, Vec::new()),
@@ -129,9 +147,15 @@ fn request_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
             let ours = both_ways(meta, &push(fields), PushMeta::decode, PushMeta::encode);
             (Opcode::Push, ours)
         }
-        "Delete" => {
+        "Delete" | "Expire" | "CountExpired" | "Decay" => {
             let ours = both_ways(meta, &push(fields), PushMeta::decode, PushMeta::encode);
-            (Opcode::Delete, ours)
+            let opcode = match kind {
+                "Delete" => Opcode::Delete,
+                "Expire" => Opcode::Expire,
+                "Decay" => Opcode::Decay,
+                _ => Opcode::CountExpired,
+            };
+            (opcode, ours)
         }
         _ => {
             let close = CloseStream {
@@ -176,6 +200,19 @@ fn reply_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
             };
             let ours = both_ways(meta, &reply, PushReply::decode, PushReply::encode);
             (Opcode::PushReply, ours)
+        }
+        "ExpireReply" => {
+            let reply = ExpireReply {
+                routing_version,
+                applied_slots: small(&fields["applied_slots"]),
+                skipped_slots: small(&fields["skipped_slots"]),
+                unseen: number(&fields["unseen"]),
+                score: number(&fields["score"]),
+                norm: number(&fields["norm"]),
+                counters: number(&fields["counters"]),
+            };
+            let ours = both_ways(meta, &reply, ExpireReply::decode, ExpireReply::encode);
+            (Opcode::ExpireReply, ours)
         }
         "DeleteReply" => {
             let reply = DeleteReply {
@@ -256,7 +293,7 @@ fn decode_meta(header: &Header, meta: &[u8]) -> Result<(), Refusal> {
     match header.opcode {
         Opcode::Hello => Hello::decode(meta).map(drop),
         Opcode::Pull => PullMeta::decode(meta).map(drop),
-        Opcode::Push => PushMeta::decode(meta).map(drop),
+        Opcode::Push | Opcode::Expire | Opcode::Decay => PushMeta::decode(meta).map(drop),
         other => panic!("no hostile vector is a {other:?}"),
     }
 }

@@ -58,6 +58,39 @@ impl fmt::Debug for Clock {
     }
 }
 
+/// Seconds since 1970 by the machine's clock of the day, or by one that a test sets. Rows are seen
+/// by it, and periods begin by it; nothing relies on it that must not go wrong when it jumps: the
+/// core never takes a slot back in time.
+#[derive(Clone)]
+pub struct WallClock(Arc<dyn Fn() -> u32 + Send + Sync>);
+
+impl WallClock {
+    /// A clock that a test sets.
+    pub fn of(seconds: impl Fn() -> u32 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(seconds))
+    }
+
+    /// What it shows.
+    pub fn seconds(&self) -> u32 {
+        (self.0)()
+    }
+}
+
+impl Default for WallClock {
+    fn default() -> Self {
+        Self::of(|| {
+            let seconds = clock_gettime(ClockId::Realtime).tv_sec;
+            u32::try_from(seconds.max(0)).unwrap_or(u32::MAX)
+        })
+    }
+}
+
+impl fmt::Debug for WallClock {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("WallClock")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 
 mod close_stream;
 mod delete;
+mod expire;
 mod ping;
 mod pull;
 mod push;
@@ -56,6 +57,7 @@ enum Reply {
     /// To a push of so many keys.
     Push(usize),
     Delete,
+    Expire,
     CloseStream,
 }
 
@@ -124,7 +126,8 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
 
     pub(crate) async fn serve(&mut self, frame: Frame) -> std::io::Result<()> {
         let id = frame.header.request_id;
-        if !matches!(frame.header.opcode, Opcode::Push | Opcode::Delete) {
+        let changes = [Opcode::Push, Opcode::Delete, Opcode::Expire, Opcode::Decay];
+        if !changes.contains(&frame.header.opcode) {
             // Requests of a connection are worked on in order; changes may wait side by side.
             self.answer_all().await?;
         }
@@ -132,6 +135,8 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             Opcode::Pull => self.pull(frame).map(|()| true),
             Opcode::Push => self.push(frame),
             Opcode::Delete => self.delete(frame),
+            Opcode::Expire | Opcode::Decay => self.expire(frame),
+            Opcode::CountExpired => self.count_expired(&frame).map(|()| true),
             Opcode::CloseStream => self.close_stream(&frame),
             Opcode::Ping => self.ping(&frame).map(|()| true),
             opcode => Err(Refusal::Protocol(format!("{opcode:?} is not a request"))),
@@ -151,6 +156,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         match reply {
             Reply::Push(keys) => self.push_reply(request_id, keys, report),
             Reply::Delete => self.delete_reply(request_id, report),
+            Reply::Expire => self.expire_reply(request_id, report),
             Reply::CloseStream => {
                 self.small_reply(Opcode::CloseStreamReply, request_id, &[], &[]);
             }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use backstay_core::engine::{ServingState, StageReport};
 use backstay_core::error::Refusal;
+use backstay_core::life::Gone;
 use backstay_core::replication::{
     Message, Micros, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows, Token, Way, Work,
 };
@@ -43,8 +44,8 @@ struct Waiter {
     begun: Instant,
     id: TransactionId,
     lsn: u64,
-    /// Rows that it removed, once it is applied.
-    removed: u64,
+    /// What went by it, once it is applied.
+    gone: Gone,
     answer: oneshot::Sender<Outcome>,
 }
 
@@ -209,7 +210,7 @@ impl Replicator {
                     begun: Instant::now(),
                     id: transaction.id,
                     lsn: state.replica.last_lsn(),
-                    removed: 0,
+                    gone: Gone::default(),
                     answer,
                 };
                 push_event!(waiter.id, "push staged", lsn = waiter.lsn);
@@ -369,41 +370,41 @@ impl Replicator {
             }
             while let Some(work) = state.replica.next_work(queue) {
                 let commit = || self.commit(queue, &work);
-                let removed = parking_lot::MutexGuard::unlocked(&mut state, commit);
-                self.finish(&mut state, work, removed);
+                let gone = parking_lot::MutexGuard::unlocked(&mut state, commit);
+                self.finish(&mut state, work, gone);
             }
             state.busy.remove(&queue);
         }
         self.publish(&state.replica);
     }
 
-    /// The part of a piece of work that takes time; how many rows it removed.
-    fn commit(&self, queue: NodeId, work: &Work) -> u64 {
+    /// The part of a piece of work that takes time; what went by it.
+    fn commit(&self, queue: NodeId, work: &Work) -> Gone {
         let Work::Commit {
             transaction,
             places,
             ..
         } = work
         else {
-            return 0;
+            return Gone::default();
         };
-        let removed = self.store.commit(transaction, places);
-        let removed = removed.unwrap_or_else(|refusal| {
+        let gone = self.store.commit(transaction, places);
+        let gone = gone.unwrap_or_else(|refusal| {
             // Checked when it was staged; tables are never dropped.
             warn!(%refusal, "a decided push could not be applied");
-            0
+            Gone::default()
         });
         self.hear(transaction.id.stream);
         push_event!(transaction.id, "push applied", master = queue);
-        removed
+        gone
     }
 
-    fn finish(&self, state: &mut State, work: Work, removed: u64) {
+    fn finish(&self, state: &mut State, work: Work, gone: Gone) {
         match work {
             Work::Commit { token, .. } => {
                 let waiter = token.and_then(|token| state.waiters.get_mut(&token));
                 if let Some(waiter) = waiter {
-                    waiter.removed += removed;
+                    waiter.gone += gone;
                 }
             }
             Work::Recovered { lsn } => {
@@ -417,8 +418,8 @@ impl Replicator {
             } => {
                 let outcome = state.replica.acknowledge(self.now(), outcome, alone);
                 if let Some(waiter) = state.waiters.remove(&token) {
-                    let removed = waiter.removed;
-                    let outcome = outcome.map(|report| StageReport { removed, ..report });
+                    let gone = waiter.gone;
+                    let outcome = outcome.map(|report| StageReport { gone, ..report });
                     let times = match &outcome {
                         Ok(_) => {
                             push_event!(waiter.id, "push committed", lsn = waiter.lsn);
@@ -571,6 +572,7 @@ impl Replicator {
 }
 
 mod checkpoints;
+pub(crate) mod periods;
 pub(crate) mod streams;
 #[cfg(test)]
 mod tests;

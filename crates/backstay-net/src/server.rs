@@ -20,6 +20,7 @@ use tracing::{debug, warn};
 use crate::frame_io::{drain, write_frame};
 use crate::peer_link::keep_links;
 use crate::replicator::{
+    periods,
     streams::{ENDED_AT_ONCE, LOOK_EVERY},
     Replicator,
 };
@@ -73,6 +74,7 @@ impl Server {
         let (drained_sender, drained) = watch::channel(false);
         runtime.spawn(keep_links(Arc::clone(&shared), stop_signal.clone()));
         runtime.spawn(end_silent_streams(Arc::clone(&shared), stop_signal.clone()));
+        runtime.spawn(keep_periods(Arc::clone(&shared), stop_signal.clone()));
         let accepting = Arc::clone(&shared);
         runtime.spawn(async move {
             accept(accepting, listener, stop_signal).await;
@@ -175,6 +177,27 @@ async fn end_silent_streams(shared: Arc<Shared>, mut stopping: watch::Receiver<b
             tokio::task::spawn_blocking(move || replicator.end_silent_streams(ENDED_AT_ONCE));
         if let Err(error) = look.await {
             warn!(%error, "the look at silent streams has failed");
+        }
+    }
+}
+
+async fn keep_periods(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = stop_signal(&mut stopping) => return,
+            () = tokio::time::sleep(periods::LOOK_EVERY) => {}
+        }
+        if shared.store.tables_with_periods().is_empty() {
+            continue;
+        }
+        let one = Arc::clone(&shared);
+        // It waits for backups: not among the connections.
+        let look = tokio::task::spawn_blocking(move || {
+            let gone = one.replicator.keep_periods();
+            one.counters.count_gone(&gone);
+        });
+        if let Err(error) = look.await {
+            warn!(%error, "the look at the periods of tables has failed");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use backstay_core::error::{code, Refusal};
+use backstay_core::life::Gone;
 use backstay_core::replication::ReplicaCounters;
 use serde::Serialize;
 
@@ -19,6 +20,9 @@ pub struct Counters {
     pub(crate) pushes_repeated: AtomicU64,
     pub(crate) keys_pushed: AtomicU64,
     pub(crate) rows_deleted: AtomicU64,
+    pub(crate) rows_expired: AtomicU64,
+    pub(crate) rows_evicted: AtomicU64,
+    pub(crate) keys_not_admitted: AtomicU64,
     pub(crate) requests_refused: AtomicU64,
     /// By the refusals' codes, from 1 on.
     pub(crate) refused_by_code: [AtomicU64; code::NAMES.len()],
@@ -42,6 +46,9 @@ pub struct Snapshot {
     pub pushes_repeated: u64,
     pub keys_pushed: u64,
     pub rows_deleted: u64,
+    pub rows_expired: u64,
+    pub rows_evicted: u64,
+    pub keys_not_admitted: u64,
     pub requests_refused: u64,
     pub requests_refused_by_code: BTreeMap<&'static str, u64>,
     pub frames_broken: u64,
@@ -118,6 +125,20 @@ pub(crate) fn add(counter: &AtomicU64, by: u64) {
 }
 
 impl Counters {
+    /// What went by a change that this node took on as master.
+    pub(crate) fn count_gone(&self, gone: &Gone) {
+        for (counter, by) in [
+            (&self.rows_deleted, gone.deleted),
+            (&self.rows_expired, gone.expired()),
+            (&self.rows_evicted, gone.evicted),
+            (&self.keys_not_admitted, gone.not_admitted),
+        ] {
+            if by > 0 {
+                add(counter, by);
+            }
+        }
+    }
+
     pub(crate) fn count_refusal(&self, refusal: &Refusal) {
         add(&self.requests_refused, 1);
         if let Some(counter) = self.refused_by_code.get(refusal.code() as usize - 1) {
@@ -143,6 +164,9 @@ impl Counters {
             pushes_repeated: read(&self.pushes_repeated),
             keys_pushed: read(&self.keys_pushed),
             rows_deleted: read(&self.rows_deleted),
+            rows_expired: read(&self.rows_expired),
+            rows_evicted: read(&self.rows_evicted),
+            keys_not_admitted: read(&self.keys_not_admitted),
             requests_refused: read(&self.requests_refused),
             requests_refused_by_code: code::NAMES
                 .into_iter()

@@ -6,6 +6,7 @@
 //! before which changes a slot takes, and when.
 
 mod checkpoint;
+mod observed;
 mod room;
 mod rows;
 
@@ -18,12 +19,15 @@ use backstay_core::engine::{Engine, ServingState, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::life::{Gone, Thresholds};
 use backstay_core::replication::Rows;
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
 use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::table::{PlainRows, Table};
+use backstay_core::table::PlainRows;
 use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
 use parking_lot::RwLock;
+
+use crate::clock::WallClock;
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
@@ -43,6 +47,8 @@ pub struct TableUsage {
     pub master_rows: u64,
     /// Bytes allocated for them on this node.
     pub bytes: u64,
+    /// Entries on this node that count keys without a row, and bytes allocated for them.
+    pub counters: (u64, u64),
 }
 
 /// See the module's documentation.
@@ -58,6 +64,7 @@ pub struct Store {
     allocated_bytes: AtomicU64,
     /// Reserved for pushes under way.
     reserved_bytes: Arc<AtomicU64>,
+    clock: WallClock,
 }
 
 /// A table's description, and the revision of its settings.
@@ -70,6 +77,11 @@ struct Described {
 impl Store {
     /// An empty store that serves no slot yet. `memory_limit_bytes` 0 means no limit.
     pub fn new(space: SlotSpace, memory_limit_bytes: u64) -> Self {
+        Self::with_clock(space, memory_limit_bytes, WallClock::default())
+    }
+
+    /// The same, by this clock: it stamps what tables with a lifetime are to do.
+    pub fn with_clock(space: SlotSpace, memory_limit_bytes: u64, clock: WallClock) -> Self {
         let stripe_slots = space.count().div_ceil(STRIPES);
         let stripes = (0..space.count() / stripe_slots)
             .map(|n| RwLock::new(Engine::new(space, n * stripe_slots..(n + 1) * stripe_slots)))
@@ -83,6 +95,7 @@ impl Store {
             memory_limit_bytes,
             allocated_bytes: AtomicU64::new(0),
             reserved_bytes: Arc::default(),
+            clock,
         }
     }
 
@@ -189,12 +202,16 @@ impl Store {
     pub fn prepare(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
         let spec = self.spec(transaction.table)?;
         let policy = match transaction.change {
-            Change::Update { .. } => &spec.non_finite,
-            Change::Assign { .. } | Change::Delete | Change::Close => &NonFinitePolicy::Refuse,
+            Change::Update { .. } | Change::Observe { .. } => &spec.non_finite,
+            _ => &NonFinitePolicy::Refuse,
         };
-        gradient::apply_policy(policy, transaction.batch.values_mut())
-            .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
-        transaction.optimizer = Some(spec.optimizer);
+        let checked = match transaction.change {
+            Change::Observe { .. } => observed::check(policy, &spec, &mut transaction.batch)?,
+            _ => gradient::apply_policy(policy, transaction.batch.values_mut()),
+        };
+        checked.map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
+        transaction.stamp_by(&spec, self.space, self.clock.seconds());
+        observed::check_change(&spec, transaction.change)?;
         let room = self.reserve(transaction, transaction.runs())?;
         transaction.attach(room);
         Ok(())
@@ -276,6 +293,39 @@ impl Store {
         slots
     }
 
+    /// The slots that are served here and have not taken a sequence of a stream.
+    pub fn served_slots_without(&self, stream: StreamId, sequence: u64) -> Vec<u32> {
+        let mut slots = Vec::new();
+        for stripe in &self.stripes {
+            slots.extend(stripe.read().served_slots_without(stream, sequence));
+        }
+        slots
+    }
+
+    /// Rows of a table in one slot here.
+    pub fn rows_in(&self, table: &str, slot: u32) -> usize {
+        let engine = self.stripes[self.stripe(slot)].read();
+        let table = engine.table(table_id(table));
+        table.map_or(0, |table| table.rows_in(slot))
+    }
+
+    /// The tables that servers expire or decay without being asked.
+    pub fn tables_with_periods(&self) -> Vec<Arc<TableSpec>> {
+        let has_period = |spec: &Arc<TableSpec>| {
+            let lifetime = spec.lifetime.as_ref();
+            lifetime.is_some_and(|one| {
+                let expires = one.expiry.is_some_and(|one| one.every_seconds.is_some());
+                expires
+                    || one
+                        .score
+                        .is_some_and(|one| one.decay_every_seconds.is_some())
+            })
+        };
+        let specs = self.specs.read();
+        let specs = specs.values().map(|known| &known.spec);
+        specs.filter(|spec| has_period(spec)).cloned().collect()
+    }
+
     /// One table with its use of memory.
     pub fn usage(&self, table: &str) -> Result<TableUsage, Refusal> {
         let id = self.named(table)?;
@@ -296,13 +346,61 @@ impl Store {
                     .sum::<u64>();
             }
         }
+        let counters = spec.companion().map_or((0, 0), |companion| {
+            let id = table_id(&companion.name);
+            let one = |stripe: &RwLock<Engine>| {
+                let engine = stripe.read();
+                let table = engine.table(id);
+                table.map_or((0, 0), |one| {
+                    (one.rows() as u64, one.allocated_bytes() as u64)
+                })
+            };
+            let sum = |all: (u64, u64), one: (u64, u64)| (all.0 + one.0, all.1 + one.1);
+            self.stripes.iter().map(one).fold((0, 0), sum)
+        });
         TableUsage {
             spec,
             id,
             rows,
             master_rows,
             bytes,
+            counters,
         }
+    }
+
+    /// The name of a table or of a companion by its id.
+    pub fn content_name(&self, id: u64) -> Result<String, Refusal> {
+        let engine = self.stripes[0].read();
+        Ok(engine.table(id)?.spec().name.clone())
+    }
+
+    /// The time, in seconds, that the next transaction is stamped with.
+    pub fn seconds(&self) -> u32 {
+        self.clock.seconds()
+    }
+
+    /// Count the rows that an expiry would remove from the slots of these keys; None: by the
+    /// thresholds of the table.
+    pub fn count_expired(
+        &self,
+        table: u64,
+        keys: &[u64],
+        thresholds: Thresholds,
+    ) -> Result<Gone, Refusal> {
+        let spec = self.spec(table)?;
+        let own = spec.lifetime.as_ref().and_then(|one| one.expiry);
+        let thresholds = match (thresholds.is_empty(), own) {
+            (true, Some(own)) => own.into(),
+            _ => thresholds,
+        };
+        observed::check_change(&spec, Change::Expire(thresholds))?;
+        let mut gone = Gone::default();
+        for &key in keys {
+            let slot = self.space.slot_of(key);
+            let engine = self.stripe_of(slot)?.read();
+            gone += engine.count_expired(table, slot, &thresholds, self.seconds())?;
+        }
+        Ok(gone)
     }
 
     /// The rows of one slot of a table, ordered by key.
@@ -344,7 +442,7 @@ impl Store {
         change: impl FnOnce(&mut Engine) -> T,
     ) -> T {
         let bytes = |engine: &Engine| match table {
-            Some(id) => engine.table(id).map_or(0, Table::allocated_bytes) + engine.stream_bytes(),
+            Some(id) => engine.table_bytes(id) + engine.stream_bytes(),
             None => engine.allocated_bytes(),
         };
         let mut engine = self.stripes[stripe].write();

@@ -5,13 +5,14 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::engine::SlotMemory;
 use backstay_core::error::Refusal;
 use backstay_core::hash::{mix64, table_id, SlotSpace};
+use backstay_core::life::Thresholds;
 use backstay_core::replication::{ReplicaOptions, RoutingTable};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
@@ -20,6 +21,7 @@ use backstay_net::checkpoint::{
     copy_slots, load_part, CheckpointError, LoadedSlot, PartToLoad, PartToWrite, PartWritten,
     SlotToWrite,
 };
+use backstay_net::clock::WallClock;
 use backstay_net::replicator::Replicator;
 use backstay_net::store::Store;
 
@@ -46,6 +48,23 @@ fn node_of(version: u64, restoring: bool, memory_limit_bytes: u64) -> Arc<Replic
         store.create_table(&spec, 1).unwrap();
     }
     let node = Replicator::new(ME, store, ReplicaOptions::default());
+    node.set_routing(routing(version, 1, restoring));
+    node.hold_lease_until(u64::MAX);
+    node
+}
+
+/// The same with a table of this description, by this clock.
+fn node_at(
+    version: u64,
+    restoring: bool,
+    now: &Arc<AtomicU32>,
+    spec: &Arc<TableSpec>,
+) -> Arc<Replicator> {
+    let shown = Arc::clone(now);
+    let clock = WallClock::of(move || shown.load(Ordering::SeqCst));
+    let store = Store::with_clock(SlotSpace::new(SLOTS).unwrap(), 0, clock);
+    store.create_table(spec, 1).unwrap();
+    let node = Replicator::new(ME, Arc::new(store), ReplicaOptions::default());
     node.set_routing(routing(version, 1, restoring));
     node.hold_lease_until(u64::MAX);
     node
@@ -82,7 +101,7 @@ fn change_rows(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64],
         .iter()
         .flat_map(|&key| [mix64(key ^ sequence) as f32 / 1e19; 5])
         .collect();
-    if change == Change::Delete {
+    if !change.creates() {
         values.clear();
     }
     let stream = StreamId {
@@ -92,7 +111,8 @@ fn change_rows(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64],
     };
     let id = TransactionId { stream, sequence };
     let batch = Batch::new(&keys, &values);
-    let push = Transaction::new(space, id, 0, table_id(table), change, batch).unwrap();
+    let mut push = Transaction::new(space, id, 0, table_id(table), change, batch).unwrap();
+    node.store().prepare(&mut push).unwrap();
     node.push(push).unwrap();
 }
 
@@ -208,6 +228,56 @@ fn what_is_written_is_loaded_bit_for_bit_and_then_served() {
     let before = digests(&target);
     push(&target, 4, "ads.v1", &keys);
     assert_eq!(digests(&target), before);
+}
+
+/// What is counted of keys without a row, the statistics of rows and the time of a slot come along;
+/// an incremental part has the rows that expired.
+#[test]
+fn what_a_lifetime_counts_is_written_and_loaded() {
+    let folder = Folder::new("lifetime");
+    let (full, later) = (folder.0.join("full"), folder.0.join("later"));
+    let lifetime = r#"{"admission":{"after":{"occurrences":2}},"expiry":{"unseen_seconds":50}}"#;
+    let spec = format!(
+        r#"{{"name":"l","kind":{{"sparse":{{"dim":5}}}},"optimizer":{{"sgd":{{"learning_rate":0.1}}}},"lifetime":{lifetime}}}"#
+    );
+    let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+    let now = Arc::new(AtomicU32::new(100));
+    let keys: Vec<u64> = (0..5000).map(mix64).collect();
+    let source = node_at(1, false, &now, &spec);
+    push(&source, 1, "l", &keys);
+    push(&source, 2, "l", &keys[..2000]);
+    let first = write(&source, &full, None);
+    now.store(160, Ordering::SeqCst);
+    push(&source, 3, "l", &keys[1000..2100]);
+    let slots: Vec<u64> = (0..SLOTS)
+        .map(|slot| source.store().space().key_in(slot, 0))
+        .collect();
+    change_rows(
+        &source,
+        4,
+        "l",
+        &slots,
+        Change::Expire(Thresholds::default()),
+    );
+    let usage = source.store().usage("l").unwrap();
+    // 2000 to 2100 have become rows; the counters of the rest are too old.
+    assert_eq!((usage.rows, usage.counters.0), (1100, 0));
+    let second = write(&source, &later, Some(&first));
+    assert!(second.slots.iter().all(|slot| !slot.whole || slot.rows > 0));
+
+    let target = node_at(1, true, &Arc::new(AtomicU32::new(0)), &spec);
+    load(&target, &full, &first, false).unwrap();
+    assert_eq!(target.store().usage("l").unwrap().counters.0, 3000);
+    load(&target, &later, &second, true).unwrap();
+    assert_eq!(digests(&target), digests(&source));
+    assert_eq!(target.store().usage("l").unwrap().rows, 1100);
+    // Its clock is far behind, and the slots are not.
+    target.set_routing(routing(2, 1, false));
+    source.set_routing(routing(2, 1, false));
+    for node in [&source, &target] {
+        push(node, 5, "l", &keys[1500..1600]);
+    }
+    assert_eq!(digests(&target), digests(&source));
 }
 
 #[test]

@@ -149,6 +149,8 @@ fn request(values: &[f32]) -> PushRequest<'_> {
         change,
         values,
         require_finite: true,
+        observed: None,
+        only_count: false,
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
+use backstay_core::life::Thresholds;
 use backstay_core::stream::{StreamId, OWN_PASS};
 use backstay_net::client::routing::{Routing, ServerAddress};
 use backstay_net::client::{Client, ClientOptions, Deadline, Event, Pull};
@@ -235,6 +236,65 @@ impl DataClient {
             push.wait(&self.client).await?;
             Ok(push.removed())
         })
+    }
+
+    /// Remove the rows of a table that have expired, slot by slot, or only count them; JSON.
+    #[pyo3(signature = (table, *, deadline_ms, dry_run=false, unseen_seconds=None,
+        score_below=None, norm_below=None))]
+    #[allow(clippy::too_many_arguments)] // Keywords only.
+    fn expire(
+        &self,
+        py: Python<'_>,
+        table: u64,
+        deadline_ms: u64,
+        dry_run: bool,
+        unseen_seconds: Option<u32>,
+        score_below: Option<f64>,
+        norm_below: Option<f64>,
+    ) -> PyResult<String> {
+        let thresholds = Thresholds {
+            unseen_seconds,
+            score_below,
+            norm_below,
+        };
+        for (name, below) in [("score_below", score_below), ("norm_below", norm_below)] {
+            if below.is_some_and(|below| !(0.0..=f64::MAX).contains(&below)) {
+                let reason = format!("{name} must be finite and not negative");
+                return Err(config_error(py, &reason));
+            }
+        }
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        let work = self.client.expire(table, thresholds, dry_run, deadline);
+        let done = block_on(py, work)?.map_err(|error| from_client(py, &error))?;
+        let gone = done.gone;
+        Ok(
+            serde_json::json!({"unseen": gone.unseen, "score": gone.score, "norm": gone.norm,
+            "counters": gone.counters, "slots": done.applied_slots})
+            .to_string(),
+        )
+    }
+
+    /// Multiply the shows and clicks of a table, once for a period; the slots that did it now.
+    #[pyo3(signature = (table, *, period, deadline_ms, rate=None))]
+    fn decay(
+        &self,
+        py: Python<'_>,
+        table: u64,
+        period: u64,
+        deadline_ms: u64,
+        rate: Option<f32>,
+    ) -> PyResult<u64> {
+        if rate.is_some_and(|rate| !(rate > 0.0 && rate < 1.0)) {
+            return Err(config_error(
+                py,
+                "the rate of a decay must be above 0 and below 1",
+            ));
+        }
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        let work = self
+            .client
+            .decay(table, rate.unwrap_or(0.0), period, deadline);
+        block_on(py, work)?.map_err(|error| from_client(py, &error))
     }
 
     /// A stream for the pushes of a task with so many tables.

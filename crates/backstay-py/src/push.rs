@@ -78,6 +78,9 @@ impl PushStream {
     }
 }
 
+/// Shows and clicks of a batch, one each for each key.
+type Observed = (Option<Py<PyArray1<f32>>>, Option<Py<PyArray1<f32>>>);
+
 /// One push: the gradients or values of a batch of keys for one table.
 #[pyclass(module = "backstay._native", frozen)]
 pub(crate) struct PushRequest {
@@ -85,6 +88,8 @@ pub(crate) struct PushRequest {
     row_elements: usize,
     plan: Py<KeyPlan>,
     values: Py<PyArray1<f32>>,
+    /// Shows and clicks; either may be left out.
+    observed: Option<Observed>,
     change: Change,
     require_finite: bool,
     patience: Duration,
@@ -99,7 +104,7 @@ impl PushRequest {
     /// `row_elements`.
     #[new]
     #[pyo3(signature = (*, table, row_elements, plan, values, kind, learning_rate_scale,
-        require_finite, deadline_ms, stream=None, ordinal=0))]
+        require_finite, deadline_ms, stream=None, ordinal=0, shows=None, clicks=None))]
     #[allow(clippy::too_many_arguments)] // Keywords only: this is how Python fills a struct.
     fn new(
         py: Python<'_>,
@@ -113,13 +118,22 @@ impl PushRequest {
         deadline_ms: u64,
         stream: Option<Py<PushStream>>,
         ordinal: u32,
+        shows: Option<Py<PyArray1<f32>>>,
+        clicks: Option<Py<PyArray1<f32>>>,
     ) -> PyResult<Self> {
         Ok(Self {
             table,
             row_elements,
             plan,
             values,
-            change: change(py, kind, learning_rate_scale)?,
+            change: match (kind, &shows, &clicks) {
+                (_, None, None) => change(py, kind, learning_rate_scale)?,
+                ("update", ..) => Change::Observe {
+                    learning_rate_scale,
+                },
+                _ => return Err(config_error(py, "shows and clicks go with an update only")),
+            },
+            observed: (shows.is_some() || clicks.is_some()).then_some((shows, clicks)),
             require_finite,
             patience: Duration::from_millis(deadline_ms),
             stream,
@@ -129,6 +143,22 @@ impl PushRequest {
 }
 
 impl PushRequest {
+    /// Shows and clicks of each key: 1 and 0 where they are left out.
+    fn observed(&self, py: Python<'_>) -> PyResult<Option<(Vec<f32>, Vec<f32>)>> {
+        let Some((shows, clicks)) = &self.observed else {
+            return Ok(None);
+        };
+        let keys = self.plan.get().plan.len();
+        let told = |array: &Option<Py<PyArray1<f32>>>, otherwise: f32| match array {
+            Some(array) => {
+                let array = array.bind(py).try_readonly()?;
+                Ok::<_, PyErr>(array.as_slice()?.to_vec())
+            }
+            None => Ok(vec![otherwise; keys]),
+        };
+        Ok(Some((told(shows, 1.0)?, told(clicks, 0.0)?)))
+    }
+
     /// Send the push, then do `then` with it; the GIL is released until both are done.
     pub(crate) fn send<T, F>(
         &self,
@@ -141,12 +171,17 @@ impl PushRequest {
         F: Future<Output = Result<T, ClientError>> + Send,
     {
         let values = self.values.bind(py).try_readonly()?;
+        let told = self.observed(py)?;
         let request = client::PushRequest {
             table: self.table,
             row_elements: self.row_elements,
             change: self.change,
             values: values.as_slice()?,
             require_finite: self.require_finite,
+            observed: told
+                .as_ref()
+                .map(|(shows, clicks)| (&shows[..], &clicks[..])),
+            only_count: false,
         };
         let plan = &self.plan.get().plan;
         let deadline = Deadline::after(self.patience);

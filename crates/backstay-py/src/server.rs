@@ -241,7 +241,9 @@ impl DataServer {
             let spec: serde_json::Value =
                 serde_json::from_str(&table.spec.canonical_json()).unwrap_or_default();
             serde_json::json!({"spec": spec, "id": table.id, "rows": table.rows,
-                "master_rows": table.master_rows, "bytes": table.bytes})
+                "master_rows": table.master_rows, "bytes": table.bytes,
+                "counters": table.counters.0, "counter_bytes": table.counters.1,
+                "row_bytes": table.spec.row_bytes()})
         };
         py.detach(|| {
             serde_json::Value::Array(self.store.tables().into_iter().map(describe).collect())

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backstay_core::engine::{Engine, ServingState, SlotSnapshot, StageReport};
 use backstay_core::error::Refusal;
+use backstay_core::life::Thresholds;
 use backstay_core::replication::{
     LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Way, Work,
 };
@@ -272,10 +273,11 @@ impl SimNode {
         }
     }
 
-    /// Take a push on, or without `values` a delete; `keys` are sorted by slot. Returns (code, reason): -1 means that an
+    /// Take a push on, or without `values` a delete, or what `change` says (`expire`, `decay`), of which
+    /// the keys stand for their slots; `keys` are sorted by slot. Returns (code, reason): -1 means that an
     /// answer with this token follows as work, 0 that every slot has had it before.
     #[pyo3(signature = (now, token, *, stream, sequence, floor, table, keys, values,
-        known_version=u64::MAX))]
+        known_version=u64::MAX, change=""))]
     #[allow(clippy::too_many_arguments)] // Keywords only.
     fn push(
         &self,
@@ -289,14 +291,17 @@ impl SimNode {
         keys: Vec<u64>,
         values: Vec<f32>,
         known_version: u64,
+        change: &str,
     ) -> PyResult<(i32, String)> {
         let (job, pass, task) = stream;
         let id = TransactionId {
             stream: StreamId { job, pass, task },
             sequence,
         };
-        let change = match &values[..] {
-            [] => Change::Delete,
+        let change = match (change, &values[..]) {
+            ("expire", _) => Change::Expire(Thresholds::default()),
+            ("decay", _) => Change::Decay { rate: 0.0 },
+            (_, []) => Change::Delete,
             _ => Change::Update {
                 learning_rate_scale: 1.0,
             },
@@ -307,7 +312,8 @@ impl SimNode {
             .map_err(|refusal| from_refusal(py, &refusal))?;
         transaction.known_version = known_version;
         let node = &mut *self.node();
-        let stamped = node.rows.0.borrow().stamp(&mut transaction);
+        let seconds = (now / 1_000_000) as u32;
+        let stamped = node.rows.0.borrow().stamp(&mut transaction, seconds);
         let outcome = stamped.and_then(|()| {
             node.replica
                 .push(now, &node.rows, token, &Arc::new(transaction))

@@ -39,6 +39,7 @@ SHAPES: Mapping[str, str] = {
     "clip_gradients": (
         "def clip_gradients(parameters): torch.nn.utils.clip_grad_norm_(parameters, 1.0)"
     ),
+    "clicks": "def clicks(labels): return labels  # one number for each record",
     "feed": (
         "def feed(records, mode, metadata): return features, labels (for mode 'prediction': "
         "features)"
@@ -75,6 +76,7 @@ class ModelDefinition:
         loss: Of (labels, predictions), both tensors of the framework.
         optimizer: Of the model's parameters and the model.
         clip_gradients: Of the model's parameters; or None.
+        clicks: Of the labels, as ``feed`` returns them: clicks of each record; or None.
         feed: Of (records, mode, metadata).
         metrics: By name: one of ``backstay.job.metrics.METRICS``, or a function.
         make_callbacks: Without arguments: those of the job are bound.
@@ -89,6 +91,7 @@ class ModelDefinition:
     loss: Callable[[Any, Any], Any]
     optimizer: Callable[..., Any]
     clip_gradients: Callable[[Any], Any] | None
+    clicks: Callable[[Any], Any] | None
     feed: Callable[[Any, Mode, Any], Any]
     metrics: Mapping[str, str | Metric]
     make_callbacks: Callable[[], list[Callback]]
@@ -153,6 +156,7 @@ def load(
         loss=loss,
         optimizer=optimizer,
         clip_gradients=_optional(file, module, "clip_gradients", ["parameters"]),
+        clicks=_optional(file, module, "clicks", ["labels"]),
         feed=feed,
         metrics=_metrics(file, module),
         make_callbacks=lambda: _callbacks(file, callbacks, callback_params),

@@ -25,7 +25,7 @@ from backstay.job_engine.records import Records
 from backstay.job_engine.refusals import Refusals
 from backstay.job_engine.stalls import Stalls
 from backstay.job_engine.task_store import TaskBits
-from backstay.job_engine.values import DeadLetter, first_attempt
+from backstay.job_engine.values import DeadLetter, PassUpkeep, first_attempt
 from backstay.schedule.rounds import RoundId
 
 __all__ = ["JobCore"]
@@ -66,6 +66,7 @@ class JobCore:
         checkpoints_failed: How many could not be written.
         unsaved: Why the last checkpoint is not written, though nothing else is left to do.
         saves_still: Whether the job is over but for a checkpoint that is being written.
+        unix_s: Unix time, if a caller sees to the rows at the end of each pass.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class JobCore:
         # Whether the job ends with its schedule; else the caller that saves it ends it.
         self._ends_itself = True
         self._saves_when_stopped = False
+        self.unix_s: Callable[[], float] | None = None
         self._count_all_steps()
 
     def notify(self) -> None:
@@ -168,7 +170,32 @@ class JobCore:
     def has_unsaved_steps(self) -> bool:
         """Whether steps were made since the newest checkpoint of a job that saves its model."""
         saves = self.spec.training is not None and self.spec.checkpoint.is_wanted
-        return saves and self.schedule.steps != self.figures["saved_steps"]
+        done = self.schedule.steps, self.figures["upkeeps"]
+        return saves and done != (self.figures["saved_steps"], self.figures["saved_upkeeps"])
+
+    @property
+    def sees_to_rows(self) -> bool:
+        """Whether something is done to the rows at the end of each pass."""
+        return self.unix_s is not None and self.spec.lifetime.every == "pass"
+
+    @property
+    def upkeep_due(self) -> PassUpkeep | None:
+        """What is to be done to the rows, as the oldest pass whose end was not seen to asks for it.
+
+        It is the same until it was noted, or until the job goes back. None: nothing.
+        """
+        pass_number = self.figures["upkept_passes"] + 1
+        if not self.sees_to_rows or pass_number > self.schedule.passes_over:
+            return None
+        lifetime = self.spec.lifetime
+        began = self.state.pass_starts.get(str(pass_number - lifetime.unseen_passes + 1))
+        return PassUpkeep(
+            pass_number,
+            self.state.starts,
+            # No pass is over in a millisecond, so a job that is made later has later ones.
+            self.identity.created_ms + pass_number,
+            began if lifetime.unseen_passes else None,
+        )
 
     def end(self, state: RunState, reason: str) -> None:
         """End the job, unless it has ended; workers hear of it with their next call."""

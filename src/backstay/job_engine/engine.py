@@ -10,6 +10,7 @@ Each event is a method. Follow one from here:
 | checkpoints | a checkpoint is due, written or missing | ``take_checkpoint_due`` |
 | restores | the cluster was restored, or rows are lost | ``rows_are``, ``follow`` |
 | orders | a user or a rule wants something | ``stop``, ``scale``, ``retry_dead_letters`` |
+| upkeeps | the rows are seen to at the end of a pass | ``keep_rows``, ``note_upkeep`` |
 | timers | time passes | ``expire``, ``plan_lease_ttl`` |
 
 The state that they share is ``JobCore``. The caller drives the engine: it calls ``advance`` after
@@ -26,6 +27,7 @@ from backstay.job_engine.events.restores import RestoreEvents
 from backstay.job_engine.events.rounds import RoundEvents
 from backstay.job_engine.events.tasks import TaskEvents
 from backstay.job_engine.events.timers import TimerEvents
+from backstay.job_engine.events.upkeeps import UpkeepEvents
 from backstay.job_engine.events.workers import WorkerEvents
 
 __all__ = ["JobEngine"]
@@ -36,6 +38,7 @@ class JobEngine(
     TaskEvents,
     RoundEvents,
     CheckpointEvents,
+    UpkeepEvents,
     RestoreEvents,
     OrderEvents,
     TimerEvents,

@@ -147,7 +147,8 @@ class RecordedJob:
         if kept is not None:
             where = "in the checkpoint that the servers were restored from "
             _check_same(spec, kept.identity, job, where)
-            uid = kept.identity.uid
+            # Created then: the periods of its passes go on.
+            uid, now_ms = kept.identity.uid, kept.identity.created_ms
         return JobSpecRecord(uid, now_ms, spec.to_json())
 
     def table(self, data: str) -> TaskTable | None:

@@ -21,6 +21,7 @@ __all__ = [
     "Grant",
     "LeasedTask",
     "LedgerLimits",
+    "PassUpkeep",
     "WorkerRecord",
     "first_attempt",
 ]
@@ -222,3 +223,21 @@ class Changed(NamedTuple):
     chunks: Sequence[int]
     workers: Sequence[str]
     dead_letters: Sequence[int]
+
+
+class PassUpkeep(NamedTuple):
+    """What is to be done to the rows of a job at the end of a pass.
+
+    Attributes:
+        pass_number: Which pass has ended.
+        start: Of the job: an upkeep that was begun under another one does not count.
+        period: Of the decay, in milliseconds of Unix time: the same for this pass of this job
+            whoever asks, above that of each pass before and of each job that ended before this one
+            was made.
+        unseen_since_s: Rows that no push has named since this Unix time are to expire; None: none.
+    """
+
+    pass_number: int
+    start: int
+    period: int
+    unseen_since_s: int | None

@@ -2,15 +2,25 @@
 
 ``w`` is a weight, ``g`` its gradient. Every optimizer keeps its state per row and changes only
 rows that are pushed. CONTRIBUTING.md, Recipes, lists every place of a new optimizer. Imports
-``backstay.tables.checks`` only.
+``backstay.tables.checks`` and ``backstay.tables.user``, the users' own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
-from backstay.tables.checks import MIN_EPSILON, check_flag, check_fraction, check_number
+from backstay.tables.checks import (
+    MIN_EPSILON,
+    check_choice,
+    check_flag,
+    check_fraction,
+    check_number,
+)
+from backstay.tables.user import UserOptimizer
+
+Steps: TypeAlias = Literal["row", "global"]
 
 
 @dataclass(frozen=True)
@@ -76,11 +86,12 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam, lazy: only rows that are pushed change, and each counts its own updates.
+    """Adam, lazy: only rows that are pushed change.
 
-    PyTorch's ``SparseAdam`` and Paddle's ``lazy_mode=True`` take the count from the whole
-    parameter instead, so rows first seen late get a first step some 3 times larger there.
-    State: two words per weight, and one.
+    ``steps="row"``: the bias correction counts the row's own updates. ``steps="global"``: it counts
+    the trainer's steps, as PyTorch's ``SparseAdam`` and Paddle's ``lazy_mode=True`` do, so rows
+    first seen late get a first step some 3 times larger; epsilon is then added to the uncorrected
+    root, as in ``SparseAdam``. State: two words per weight, and one.
 
     Source: D. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015,
     algorithm 1; epsilon is added to the root of the corrected mean square, as in Paddle and
@@ -91,24 +102,33 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    steps: Steps = field(default="row", kw_only=True)
 
     def __post_init__(self) -> None:
         check_number(self, "learning_rate", 0.0)
         check_fraction(self, "beta1")
         check_fraction(self, "beta2")
         check_number(self, "epsilon", MIN_EPSILON)
+        check_choice(self, "steps", get_args(Steps))
 
     def state_elements(self, row_elements: int) -> int:
         """Return the words of state of a row of so many weights, as the core does."""
         # Two moments for each weight, and how often the row was updated.
         return 2 * row_elements + 1
 
+    def correction(self, step: int) -> float:
+        """Return the factor of the learning rate that the trainer's step gives, from step 1."""
+        if self.steps == "row":
+            return 1.0
+        return math.sqrt(1.0 - self.beta2**step) / (1.0 - self.beta1**step)
+
 
 @dataclass(frozen=True)
 class AdamW(Adam):
     """``w *= 1 - learning_rate * weight_decay``, then a step of :class:`Adam`.
 
-    Rows that are not pushed do not decay.
+    Rows that are not pushed do not decay. With ``steps="global"`` the decay follows the correction
+    by the trainer's step too.
 
     Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019,
     algorithm 2, in the form of Paddle and PyTorch.
@@ -183,4 +203,186 @@ class FTRL:
         return 2 * row_elements
 
 
-Optimizer: TypeAlias = SGD | Momentum | Adagrad | Adam | AdamW | RMSProp | FTRL
+@dataclass(frozen=True)
+class RowWiseAdagrad:
+    """Adagrad with one accumulator for a row: ``a += mean(g * g)``.
+
+    ``w -= learning_rate * g / (sqrt(a) + epsilon)``. One word of state per row.
+
+    Source: FBGEMM's exact row-wise Adagrad, which TorchRec uses (D. Mudigere et al.,
+    "Software-hardware co-design for fast and scalable training of deep learning recommendation
+    models", ISCA 2022).
+    """
+
+    learning_rate: float
+    epsilon: float = 1e-8
+    initial_accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", 0.0)
+        check_number(self, "epsilon", MIN_EPSILON)
+        check_number(self, "initial_accumulator", 0.0)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Adadelta:
+    """Steps of the size of the steps before, over that of the gradients.
+
+    Defaults as in PyTorch; Paddle's are 0.001, 0.95 and 1e-6. Two words of state per weight.
+
+    Source: M. Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701, algorithm 1.
+    """
+
+    learning_rate: float = 1.0
+    rho: float = 0.9
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", 0.0)
+        check_fraction(self, "rho")
+        check_number(self, "epsilon", MIN_EPSILON)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return 2 * row_elements
+
+
+@dataclass(frozen=True)
+class Adamax:
+    """Adam with the largest gradient in place of the mean square; lazy, as :class:`Adam`.
+
+    ``epsilon_on_maximum=False`` adds epsilon to the gradient's magnitude as PyTorch does, True to
+    the decayed maximum as Paddle does. State: two words per weight, and one.
+
+    Source: D. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015,
+    algorithm 2.
+    """
+
+    learning_rate: float = 0.002
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    steps: Steps = field(default="row", kw_only=True)
+    epsilon_on_maximum: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", 0.0)
+        check_fraction(self, "beta1")
+        check_fraction(self, "beta2")
+        check_number(self, "epsilon", MIN_EPSILON)
+        check_choice(self, "steps", get_args(Steps))
+        check_flag(self, "epsilon_on_maximum")
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return 2 * row_elements + 1
+
+    def correction(self, step: int) -> float:
+        """Return the factor of the learning rate that the trainer's step gives, from step 1."""
+        return 1.0 if self.steps == "row" else 1.0 / (1.0 - self.beta1**step)
+
+
+@dataclass(frozen=True)
+class AMSGrad(Adam):
+    """Adam with the largest mean square so far; with ``weight_decay`` that of :class:`AdamW`.
+
+    State: three words per weight, and one.
+
+    Source: S. Reddi, S. Kale and S. Kumar, "On the convergence of Adam and beyond", ICLR 2018,
+    algorithm 2, in the form of Paddle's and PyTorch's ``amsgrad=True``.
+    """
+
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "weight_decay", 0.0)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return 3 * row_elements + 1
+
+
+@dataclass(frozen=True)
+class AdagradDecay:
+    """Adagrad that forgets: ``a = max(decay * a, initial_accumulator) + g * g``.
+
+    At each update of the row. One word of state per weight.
+
+    Source: DeepRec's AdagradDecay, which decays at each so many global steps; Paddle's
+    ``decayed_adagrad`` has ``(1 - decay) * g * g``.
+    """
+
+    learning_rate: float
+    decay: float = 0.9999
+    epsilon: float = 1e-10
+    initial_accumulator: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", 0.0)
+        check_fraction(self, "decay")
+        check_number(self, "epsilon", MIN_EPSILON)
+        check_number(self, "initial_accumulator", 0.0)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return row_elements
+
+
+@dataclass(frozen=True)
+class GroupFTRL:
+    """FTRL-Proximal with a group lasso: ``l21`` makes whole rows of little use exactly 0.
+
+    The weights follow from the state alone: use it with :class:`Zeros`. State: two words per
+    weight.
+
+    Source: H. Yang et al., "Online learning for group lasso", ICML 2010, with the step sizes of
+    :class:`FTRL`, as in X. Ni et al., CIKM 2019, and Y. Yue et al., arXiv:2107.14432.
+    """
+
+    learning_rate: float
+    l1: float = 0.0
+    l2: float = 0.0
+    l21: float = 0.0
+    initial_accumulator: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", MIN_EPSILON)
+        check_number(self, "l1", 0.0)
+        check_number(self, "l2", 0.0)
+        check_number(self, "l21", 0.0)
+        check_number(self, "initial_accumulator", MIN_EPSILON)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return 2 * row_elements
+
+
+Optimizer: TypeAlias = (
+    SGD
+    | Momentum
+    | Adagrad
+    | Adam
+    | AdamW
+    | RMSProp
+    | FTRL
+    | RowWiseAdagrad
+    | Adadelta
+    | Adamax
+    | AMSGrad
+    | AdagradDecay
+    | GroupFTRL
+    | UserOptimizer
+)
+
+
+def correction_of(optimizer: Optimizer, step: int) -> float:
+    """Return what a trainer multiplies its learning rate by at its step, from 1.
+
+    Other than 1 with ``steps="global"`` only: the servers leave the bias correction to the trainer.
+    """
+    return optimizer.correction(step) if isinstance(optimizer, Adam | Adamax) else 1.0

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from backstay.errors import ConfigError
@@ -32,7 +32,19 @@ from backstay.tables.initializers import (
     Xavier,
     Zeros,
 )
+from backstay.tables.lifetime import (
+    Admission,
+    AdmitAfter,
+    AdmitByScore,
+    AdmitWithProbability,
+    Always,
+    Capacity,
+    Expiry,
+    Lifetime,
+    Score,
+)
 from backstay.tables.optimizers import SGD, Optimizer
+from backstay.tables.user import PullFunction, UserOptimizer
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
@@ -113,12 +125,18 @@ _INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "xavier": Xavier,
 }
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    made.__name__.lower(): made for made in get_args(Optimizer)
+    "user" if made is UserOptimizer else made.__name__.lower(): made for made in get_args(Optimizer)
 }
 _NON_FINITE: dict[str, Callable[..., NonFinite]] = {"refuse": Refuse, "clip": Clip}
+_ADMISSIONS: dict[str, Callable[..., Admission]] = {
+    "always": Always,
+    "after": AdmitAfter,
+    "probability": AdmitWithProbability,
+    "score": AdmitByScore,
+}
 _JSON_NAMES: dict[Callable[..., object], str] = {
     made: name
-    for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE)
+    for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE, _ADMISSIONS)
     for name, made in group.items()
 }
 
@@ -137,6 +155,8 @@ class TableSpec:
             name and the key.
         seed: 0 to 2^64 - 1; another seed gives other initial weights.
         non_finite: What happens to NaN and infinity in gradients.
+        lifetime: When rows of a sparse table come and go; None: they stay until they are deleted.
+        pull: What a pull returns in the place of the weights; None: the weights.
 
     Raises:
         ConfigError: A field is out of range; the message names it and what is allowed.
@@ -149,6 +169,8 @@ class TableSpec:
     initializer: Initializer = field(default_factory=Zeros)
     seed: int = 0
     non_finite: NonFinite = field(default_factory=Refuse)
+    lifetime: Lifetime | None = None
+    pull: PullFunction | None = None
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -161,14 +183,22 @@ class TableSpec:
             ("optimizer", get_args(Optimizer)),
             ("initializer", get_args(Initializer)),
             ("non_finite", get_args(NonFinite)),
+            ("lifetime", (Lifetime, type(None))),
         ):
             if not isinstance(getattr(self, part), allowed):
                 names = ", ".join(kind.__name__ for kind in allowed)
                 raise ConfigError(
                     f"TableSpec.{part} is {getattr(self, part)!r}; allowed: one of {names}"
                 )
+        if not (self.pull is None or isinstance(self.pull, PullFunction)):
+            raise ConfigError(f"TableSpec.pull is {self.pull!r}; allowed: a PullFunction or None")
         check_choice(self, "storage", get_args(Storage))
         check_integer(self, "seed", 0, 2**64 - 1)
+        if self.lifetime is not None and isinstance(self.kind, Dense):
+            raise ConfigError(
+                "TableSpec.lifetime is set; allowed: None in a dense table, whose blocks neither "
+                "come nor go"
+            )
 
     @classmethod
     def sparse(
@@ -181,6 +211,8 @@ class TableSpec:
         storage: Storage = "float32",
         seed: int = 0,
         non_finite: NonFinite | None = None,
+        lifetime: Lifetime | None = None,
+        pull: PullFunction | None = None,
     ) -> TableSpec:
         """Describe a table of rows by key; SGD(0.01) and Uniform(-0.05, 0.05) if not told."""
         return cls(
@@ -191,6 +223,8 @@ class TableSpec:
             initializer=Uniform(-0.05, 0.05) if initializer is None else initializer,
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
+            lifetime=lifetime,
+            pull=pull,
         )
 
     @classmethod
@@ -205,6 +239,7 @@ class TableSpec:
         seed: int = 0,
         non_finite: NonFinite | None = None,
         block_elements: int = 4096,
+        pull: PullFunction | None = None,
     ) -> TableSpec:
         """Describe a table of one tensor; SGD(0.01) and Zeros() if not told."""
         return cls(
@@ -215,6 +250,7 @@ class TableSpec:
             initializer=Zeros() if initializer is None else initializer,
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
+            pull=pull,
         )
 
     @property
@@ -224,11 +260,23 @@ class TableSpec:
 
     @property
     def state_elements(self) -> int:
-        """Words of optimizer state of one row, float32."""
-        return self.optimizer.state_elements(self.row_elements)
+        """Words behind the weights of one row: the optimizer's state, then the statistics."""
+        return self.optimizer.state_elements(self.row_elements) + len(self.statistics)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The statistics of a row, in the order of their words; see :class:`Lifetime`."""
+        return () if self.lifetime is None else self.lifetime.statistics
+
+    @property
+    def keeps_show_and_click(self) -> bool:
+        """Whether a push may tell of shows and clicks."""
+        return self.lifetime is not None and self.lifetime.keeps_show_and_click
 
     def to_json(self) -> str:
         """Return the JSON form, every default filled in."""
+        lifetime = {} if self.lifetime is None else {"lifetime": _plain_lifetime(self.lifetime)}
+        pull = {} if self.pull is None else {"pull": self.pull.to_plain()}
         return json.dumps(
             {
                 "name": self.name,
@@ -240,7 +288,9 @@ class TableSpec:
                 "non_finite": "refuse"
                 if isinstance(self.non_finite, Refuse)
                 else _to_plain(self.non_finite),
-            },
+            }
+            | lifetime
+            | pull,
             allow_nan=False,
         )
 
@@ -264,10 +314,47 @@ class TableSpec:
         ):
             if part in values:
                 values[part] = _from_plain(values[part], choices, part)
+        if values.get("lifetime") is not None:
+            values["lifetime"] = _lifetime_of(values["lifetime"])
+        if values.get("pull") is not None:
+            values["pull"] = _make(PullFunction, _object(values["pull"], "pull"), "pull")
         return _make(cls, values, "table description")
 
 
-def _to_plain(part: Kind | Initializer | Optimizer | NonFinite) -> dict[str, Any]:
+# The parts of a lifetime that are plain objects.
+_OF_LIFETIME: dict[str, Callable[..., Expiry | Capacity | Score]] = {
+    "expiry": Expiry,
+    "capacity": Capacity,
+    "score": Score,
+}
+
+
+def _plain_lifetime(lifetime: Lifetime) -> dict[str, Any]:
+    always = isinstance(lifetime.admission, Always)
+    plain: dict[str, Any] = {
+        "admission": "always" if always else _to_plain(lifetime.admission),
+        "unadmitted": lifetime.unadmitted,
+    }
+    for name in _OF_LIFETIME:
+        part = getattr(lifetime, name)
+        plain[name] = None if part is None else asdict(part)
+    return plain
+
+
+def _lifetime_of(plain: object) -> Lifetime:
+    values = dict(_object(plain, "lifetime"))
+    if "admission" in values:
+        values["admission"] = _from_plain(values["admission"], _ADMISSIONS, "lifetime.admission")
+    for name, made in _OF_LIFETIME.items():
+        if values.get(name) is not None:
+            where = f"lifetime.{name}"
+            values[name] = _make(made, _object(values[name], where), where)
+    return _make(Lifetime, values, "lifetime")
+
+
+def _to_plain(part: Kind | Initializer | Optimizer | NonFinite | Admission) -> dict[str, Any]:
+    if isinstance(part, UserOptimizer):
+        return {_JSON_NAMES[type(part)]: part.to_plain()}
     settings = {f.name: getattr(part, f.name) for f in fields(part)}
     return {_JSON_NAMES[type(part)]: settings}
 
@@ -277,7 +364,7 @@ _Made = TypeVar("_Made")
 
 def _from_plain(plain: object, choices: Mapping[str, Callable[..., _Made]], where: str) -> _Made:
     """Read ``{"name": {settings}}``, or ``"name"`` of a class without settings."""
-    tagged = {plain: {}} if plain == "refuse" else _object(plain, where)
+    tagged = {plain: {}} if plain in ("refuse", "always") else _object(plain, where)
     if len(tagged) != 1 or next(iter(tagged)) not in choices:
         raise ConfigError(f"{where} is {plain!r}; allowed: one of {', '.join(choices)}")
     name, settings = next(iter(tagged.items()))

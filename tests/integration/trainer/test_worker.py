@@ -47,6 +47,23 @@ def callbacks():
 """
 
 
+# Fails where the pushes of a batch do not count from the steps of all workers.
+STEPS_OF_ALL = """
+
+from backstay.trainer.adapter.session import connection
+
+
+class StepsOfAll(SignalAtBatch):
+    def on_batch_begin(self, step):
+        assert connection(None)[0].push_steps.done == step, step
+        super().on_batch_begin(step)
+
+
+def callbacks():
+    return [StepsOfAll()]
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(servers=2, settings={"slot_count": 16}) as running:
@@ -101,9 +118,8 @@ def test_a_worker_killed_in_a_task(cluster: LocalCluster, tmp_path: Path, framew
 
 
 def test_sigterm_gives_the_task_back(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = job(
-        tmp_path, "told-to-end", "torch", SIGNAL_AT_BATCH, epochs=1, task_lease_ttl_ms=60_000
-    )
+    extra = SIGNAL_AT_BATCH + STEPS_OF_ALL
+    spec = job(tmp_path, "told-to-end", "torch", extra, epochs=1, task_lease_ttl_ms=60_000)
     with JobProcesses(cluster, spec, tmp_path) as processes:
         processes.start_worker("w-0", SIGNAL="SIGTERM", AT_BATCH="14")
         assert processes.code("w-0") == 0

@@ -19,7 +19,16 @@ from backstay.pserver.ctl.tables import parse_assignments
 from backstay.pserver.tables.creation import Declarer, TableCreation, TableKeeper, settings_of
 from backstay.pserver.tables.registry import TableRegistry
 from backstay.pserver.tables.settings import settings_changed, with_assignments
-from backstay.tables import SGD, Adam, Optimizer, RMSProp, TableSpec
+from backstay.tables import (
+    SGD,
+    Adam,
+    Capacity,
+    Expiry,
+    Lifetime,
+    Optimizer,
+    RMSProp,
+    TableSpec,
+)
 from tests.memory_store import MemoryStore
 
 KEYS = Keys("c")
@@ -87,6 +96,47 @@ def test_words_that_are_none_are_refused(words: tuple[str, ...]) -> None:
 def test_settings_that_are_no_object_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         settings_of(text)
+
+
+def lifetime(**parts: Any) -> str:
+    made = Lifetime(expiry=Expiry(unseen_seconds=60), **parts)
+    return _native.canonical_table(TableSpec.sparse("emb", 4, lifetime=made).to_json())
+
+
+def test_a_lifetime_is_set_by_the_names_of_its_parts() -> None:
+    before = lifetime(capacity=Capacity(rows=2**20))
+    changed = with_assignments(
+        before, {"expiry.norm_below": 0.5, "capacity.rows": 2**21, "learning_rate": 0.5}
+    )
+    assert settings_changed(before, _native.canonical_table(changed)) == (
+        "learning_rate: 0.01 -> 0.5",
+        "expiry.norm_below: null -> 0.5",
+        "capacity.rows: 1048576 -> 2097152",
+    )
+
+
+def test_a_part_of_a_lifetime_of_which_nothing_is_left_goes() -> None:
+    before = lifetime(capacity=Capacity(rows=2**20))
+    changed = json.loads(with_assignments(before, {"expiry.unseen_seconds": None}))
+    assert changed["lifetime"]["expiry"] is None
+    # The capacity goes by what was seen last, so rows keep that, and the change is allowed.
+    assert json.loads(_native.table_with_settings(before, json.dumps(changed))) == json.loads(
+        _native.canonical_table(json.dumps(changed))
+    )
+
+
+def test_a_lifetime_that_is_not_there_cannot_be_set() -> None:
+    with pytest.raises(TableConflict, match="'emb' has no lifetime"):
+        with_assignments(spec(), {"expiry.norm_below": 0.5})
+    with pytest.raises(ConfigError, match=r"has no setting 'expiry\.norm'") as refused:
+        with_assignments(spec(), {"expiry.norm": 0.5})
+    assert "capacity.rows" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["admission", "capacity.evict", "score.click_coefficient"])
+def test_what_statistics_are_made_for_is_refused(name: str) -> None:
+    with pytest.raises(TableConflict, match="its rows are made for it"):
+        with_assignments(lifetime(), {name: 1})
 
 
 # -- one record, several nodes -------------------------------------------------------------

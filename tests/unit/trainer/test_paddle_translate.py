@@ -48,6 +48,19 @@ def parameters() -> Any:
             lambda of, p: of.AdamW(0.5, weight_decay=0.1, parameters=p),
             tables.AdamW(0.5, weight_decay=0.1),
         ),
+        (lambda of, p: of.Adam(0.5, amsgrad=True, parameters=p), tables.AMSGrad(0.5)),
+        (
+            lambda of, p: of.AdamW(0.5, amsgrad=True, weight_decay=0.1, parameters=p),
+            tables.AMSGrad(0.5, weight_decay=0.1),
+        ),
+        (
+            lambda of, p: of.Adamax(0.5, beta1=0.8, epsilon=1e-6, parameters=p),
+            tables.Adamax(0.5, beta1=0.8, epsilon=1e-6, epsilon_on_maximum=True),
+        ),
+        (
+            lambda of, p: of.Adadelta(0.5, epsilon=1e-4, rho=0.8, parameters=p),
+            tables.Adadelta(0.5, rho=0.8, epsilon=1e-4),
+        ),
         (
             lambda of, p: of.RMSProp(0.5, rho=0.9, momentum=0.1, centered=True, parameters=p),
             tables.RMSProp(
@@ -65,11 +78,18 @@ def test_adamw_without_decay_is_adam(parameters: Any) -> None:
     assert optimizer_of(adamw, rate=0.5, decay=False) == tables.Adam(0.5)
 
 
+def test_lazy_mode_is_of_rows(parameters: Any) -> None:
+    lazy = paddle.optimizer.Adam(0.5, lazy_mode=True, parameters=parameters)
+    assert optimizer_of(lazy, rate=0.5, sparse=True) == tables.Adam(0.5, steps="global")
+    assert optimizer_of(lazy, rate=0.5) == tables.Adam(0.5)
+    eager = paddle.optimizer.Adam(0.5, parameters=parameters)
+    assert optimizer_of(eager, rate=0.5, sparse=True) == tables.Adam(0.5)
+
+
 @pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda of, p: of.Lamb(0.5, parameters=p), "Lamb"),
-        (lambda of, p: of.Adam(0.5, amsgrad=True, parameters=p), "amsgrad"),
         (lambda of, p: of.Adam(0.5, beta1=paddle.ones([1]), parameters=p), "beta1"),
         (lambda of, p: of.Momentum(0.5, rescale_grad=2.0, parameters=p), "rescale_grad"),
     ],

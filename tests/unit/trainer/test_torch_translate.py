@@ -51,7 +51,22 @@ def twin_of(optimizer: Any) -> tables.Optimizer:
             lambda p: of.RMSprop(p, 0.5, alpha=0.9, momentum=0.1, centered=True),
             tables.RMSProp(0.5, rho=0.9, momentum=0.1, centered=True),
         ),
-        (lambda p: of.SparseAdam(p, 0.5), tables.Adam(0.5)),
+        (lambda p: of.SparseAdam(p, 0.5), tables.Adam(0.5, steps="global")),
+        (
+            lambda p: of.Adam(p, 0.5, betas=(0.8, 0.9), eps=1e-6, amsgrad=True, weight_decay=0.1),
+            tables.AMSGrad(0.5, beta1=0.8, beta2=0.9, epsilon=1e-6),
+        ),
+        (
+            lambda p: of.AdamW(p, 0.5, amsgrad=True, weight_decay=0.1),
+            tables.AMSGrad(0.5, weight_decay=0.1),
+        ),
+        (
+            lambda p: of.Adamax(p, 0.5, betas=(0.8, 0.9), eps=1e-6),
+            tables.Adamax(0.5, beta1=0.8, beta2=0.9, epsilon=1e-6),
+        ),
+        (lambda p: of.Adamax(p), tables.Adamax()),
+        (lambda p: of.Adadelta(p, 0.5, rho=0.8, eps=1e-4), tables.Adadelta(0.5, 0.8, 1e-4)),
+        (lambda p: of.Adadelta(p), tables.Adadelta()),
     ],
 )
 def test_optimizer(make: Any, expected: tables.Optimizer) -> None:
@@ -61,10 +76,9 @@ def test_optimizer(make: Any, expected: tables.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda p: of.Adadelta(p), "Adadelta.*SGD, Adagrad"),
+        (lambda p: of.RAdam(p), "RAdam.*SGD, Adadelta"),
         (lambda p: of.NAdam(p), "NAdam"),
         (lambda p: type("Mine", (of.SGD,), {})(p, 0.5), "Mine"),
-        (lambda p: of.Adam(p, amsgrad=True), "amsgrad=False"),
         (lambda p: of.SGD(p, 0.5, maximize=True), "maximize=False"),
         (lambda p: of.SGD(p, 0.5, momentum=0.9, dampening=0.1), "dampening=0.0"),
         (lambda p: of.Adagrad(p, lr_decay=0.1), "lr_decay=0.0"),

@@ -21,6 +21,8 @@ pub struct SlotMemory {
     pub streams: Vec<(StreamId, StreamWindow)>,
     /// The streams that were closed, in the order of closing: the oldest are forgotten first.
     pub closed: Vec<StreamId>,
+    /// The highest time of its transactions, of tables with a lifetime.
+    pub time: u32,
 }
 
 /// Reads the rows of a copy. The copy is over when it is dropped.
@@ -85,7 +87,8 @@ impl Engine {
             mix(hash, &words)
         });
         let closed = self.streams.closed_in(self.index(slot));
-        closed.fold(open, |hash, stream| mix(hash, &[stream.job, task(stream)]))
+        let closed = closed.fold(open, |hash, stream| mix(hash, &[stream.job, task(stream)]));
+        mix(closed, &[u64::from(self.slots[self.index(slot)].time)])
     }
 
     /// Everything of a slot but its rows.
@@ -95,6 +98,7 @@ impl Engine {
             position: self.slots[index].position,
             streams: self.streams.of_slot(index).collect(),
             closed: self.streams.closed_in(index).collect(),
+            time: self.slots[index].time,
         }
     }
 
@@ -143,6 +147,7 @@ impl Engine {
         self.streams.replace(index, &memory.closed, &memory.streams);
         self.slots[index].staged.clear();
         self.slots[index].position = memory.position;
+        self.slots[index].time = memory.time;
         self.slots[index].spans = self.slots[index].spans.replaced(memory.position);
         for table in self.tables.values_mut() {
             table.clear_marks(slot);

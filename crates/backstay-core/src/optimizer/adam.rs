@@ -1,7 +1,8 @@
-//! Adam, lazy: each row counts its own updates.
+//! Adam, lazy: only rows that are pushed change.
 
 use serde::{Deserialize, Serialize};
 
+use super::steps::{count_update, Steps};
 use super::{Range, RowOptimizer, Settings, FRACTION, NOT_NEGATIVE, POSITIVE};
 
 /// ```text
@@ -21,12 +22,14 @@ use super::{Range, RowOptimizer, Settings, FRACTION, NOT_NEGATIVE, POSITIVE};
 /// to algorithm 1, as in Paddle and PyTorch; TensorFlow and PyTorch's `SparseAdam` leave it out
 /// (the paper's "epsilon hat"): smaller steps while t is small and gradients are near epsilon.
 ///
-/// **Lazy.** Only rows that are pushed change, and `t` counts the pushes of this row. PyTorch's
-/// `SparseAdam` and Paddle's `lazy_mode=True` touch the same rows, but take `t` from the whole
-/// parameter: a row first seen at step 10,000 gets almost no bias correction there, so its
-/// first step is `learning_rate * (1 - beta1) / sqrt(1 - beta2)`, some 3.2 times larger with
-/// the default betas; here it is `learning_rate`, as for any first step. The results are equal
-/// where every row is pushed at every step, as those of dense tables are.
+/// **Lazy.** Only rows that are pushed change. With [`Steps::Row`] `t` counts the pushes of the
+/// row. With [`Steps::Global`] it is the trainer's step, as in PyTorch's `SparseAdam` and Paddle's
+/// `lazy_mode=True`: nothing is corrected here, because the trainer's learning rate scale has the
+/// factor `sqrt(1 - beta2^t) / (1 - beta1^t)`, and epsilon is added to the uncorrected root, as in
+/// `SparseAdam`. A row first seen late then begins with a step of `learning_rate * (1 - beta1) /
+/// sqrt(1 - beta2)`, some 3.2 times `learning_rate` with the default betas. The state is the same
+/// under both. The results are equal where every row is pushed at every step, as those of dense
+/// tables are, but for epsilon.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Adam {
@@ -42,6 +45,9 @@ pub struct Adam {
     /// Keeps steps finite where gradients are 0.
     #[serde(default = "default_epsilon")]
     pub epsilon: f64,
+    /// Whose steps `t` counts.
+    #[serde(default)]
+    pub steps: Steps,
 }
 
 pub(super) fn default_learning_rate() -> f64 {
@@ -75,12 +81,17 @@ impl Settings for Adam {
         ]
     }
 
-    fn of([learning_rate, beta1, beta2, epsilon, _]: [f64; 5], _: [bool; 2]) -> Self {
+    fn flags(&self) -> [bool; 2] {
+        [self.steps.flag(), false]
+    }
+
+    fn of([learning_rate, beta1, beta2, epsilon, _]: [f64; 5], [is_global, _]: [bool; 2]) -> Self {
         Self {
             learning_rate,
             beta1,
             beta2,
             epsilon,
+            steps: Steps::of_flag(is_global),
         }
     }
 }
@@ -106,9 +117,9 @@ impl RowOptimizer for Adam {
         let (means, rest) = state.split_at_mut(elements);
         let (squares, count) = rest.split_at_mut(elements);
         let step = count_update(&mut count[0]);
-        let root = (1.0 - power(self.beta2, step)).sqrt();
+        let root = self.steps.correction(self.beta2, step).sqrt();
         let rate = self.learning_rate * f64::from(learning_rate_scale) * root
-            / (1.0 - power(self.beta1, step));
+            / self.steps.correction(self.beta1, step);
         let (rate, epsilon) = (rate as f32, (self.epsilon * root) as f32);
         let (beta1, rest1) = (self.beta1 as f32, (1.0 - self.beta1) as f32);
         let (beta2, rest2) = (self.beta2 as f32, (1.0 - self.beta2) as f32);
@@ -122,68 +133,48 @@ impl RowOptimizer for Adam {
     }
 }
 
-/// Add one to the count that a state word holds. It stays at 2^31 - 2^23, below the bits of
-/// infinity, where every power of beta below 1 has long been 0.
-#[inline]
-fn count_update(word: &mut f32) -> u32 {
-    const LAST: u32 = 0x7f7f_ffff;
-    let step = (word.to_bits() + 1).min(LAST);
-    *word = f32::from_bits(step);
-    step
-}
-
-/// `base` to the power `exponent` by squaring: products only, so the same on every machine,
-/// which is not promised of `f64::powi`.
-#[inline]
-fn power(base: f64, exponent: u32) -> f64 {
-    let (mut result, mut square, mut left) = (1.0, base, exponent);
-    while left > 0 {
-        if left & 1 == 1 {
-            result *= square;
-        }
-        square *= square;
-        left >>= 1;
-    }
-    result
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::float_cmp)] // Exact results are the point.
-
     use super::*;
 
-    #[test]
-    fn powers() {
-        assert_eq!(power(0.5, 10), 2f64.powi(-10));
-        assert_eq!(power(0.0, 1), 0.0);
-        assert!((power(0.999, 12_345) / 0.999f64.powf(12_345.0) - 1.0).abs() < 1e-12);
-        assert_eq!(power(0.999, u32::MAX), 0.0);
-    }
-
-    #[test]
-    fn the_count_saturates_below_infinity() {
-        let mut word = 0.0;
-        assert_eq!(count_update(&mut word), 1);
-        assert_eq!(word.to_bits(), 1);
-        word = f32::MAX;
-        assert_eq!(count_update(&mut word), f32::MAX.to_bits());
-        assert_eq!(word, f32::MAX);
-    }
-
-    #[test]
-    fn a_first_step_has_the_size_of_the_learning_rate() {
-        let adam = Adam {
+    fn adam(steps: Steps) -> Adam {
+        Adam {
             learning_rate: 0.001,
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-8,
-        };
+            steps,
+        }
+    }
+
+    fn first_step(steps: Steps) -> [f32; 2] {
         let (mut weights, mut state) = ([0.0; 2], [0.0; 5]);
-        adam.update(&mut weights, &mut state, &[3.0, -0.02], 1.0);
-        assert!(
-            (weights[0] + 0.001).abs() < 1e-8 && (weights[1] - 0.001).abs() < 1e-8,
-            "{weights:?}"
-        );
+        adam(steps).update(&mut weights, &mut state, &[3.0, -0.02], 1.0);
+        weights
+    }
+
+    #[test]
+    fn a_first_step_has_the_size_of_the_learning_rate() {
+        let [down, up] = first_step(Steps::Row);
+        assert!((down + 0.001).abs() < 1e-8 && (up - 0.001).abs() < 1e-8);
+    }
+
+    #[test]
+    fn a_late_rows_first_step_is_longer_under_global_steps() {
+        let [down, up] = first_step(Steps::Global);
+        let late = 0.001 * 0.1 / 0.001f32.sqrt();
+        assert!((down + late).abs() < 1e-6 && (up - late).abs() < 1e-6);
+    }
+
+    /// A rule that changes on a table with rows finds the count of each row as it should be.
+    #[test]
+    fn the_state_is_the_same_under_both_rules() {
+        let mut states = [[0.0; 5]; 2];
+        for (state, steps) in states.iter_mut().zip([Steps::Row, Steps::Global]) {
+            for _ in 0..3 {
+                adam(steps).update(&mut [0.0; 2], state, &[3.0, -0.02], 1.0);
+            }
+        }
+        assert_eq!(states[0].map(f32::to_bits), states[1].map(f32::to_bits));
     }
 }

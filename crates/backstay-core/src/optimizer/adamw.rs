@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::adam::{default_beta1, default_beta2, default_epsilon, default_learning_rate};
+use super::steps::Steps;
 use super::{Adam, Range, RowOptimizer, Settings, FRACTION, NOT_NEGATIVE, POSITIVE};
 
 /// `w *= 1 - learning_rate * weight_decay`, then a step of [`Adam`].
@@ -11,7 +12,8 @@ use super::{Adam, Range, RowOptimizer, Settings, FRACTION, NOT_NEGATIVE, POSITIV
 ///
 /// Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019,
 /// algorithm 2, with the decay multiplied by the learning rate, as Paddle and PyTorch do.
-/// Rows that are not pushed do not decay.
+/// Rows that are not pushed do not decay. With [`Steps::Global`] the decay follows the learning rate
+/// scale too, and with it the trainer's correction.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdamW {
@@ -30,6 +32,9 @@ pub struct AdamW {
     /// Decay per unit of learning rate.
     #[serde(default = "default_weight_decay")]
     pub weight_decay: f64,
+    /// Whose steps count; see [`Adam`].
+    #[serde(default)]
+    pub steps: Steps,
 }
 
 fn default_weight_decay() -> f64 {
@@ -45,6 +50,7 @@ impl AdamW {
             beta1,
             beta2,
             epsilon,
+            steps,
             ..
         } = *self;
         Adam {
@@ -52,6 +58,7 @@ impl AdamW {
             beta1,
             beta2,
             epsilon,
+            steps,
         }
     }
 }
@@ -75,13 +82,21 @@ impl Settings for AdamW {
         ]
     }
 
-    fn of([learning_rate, beta1, beta2, epsilon, weight_decay]: [f64; 5], _: [bool; 2]) -> Self {
+    fn flags(&self) -> [bool; 2] {
+        [self.steps.flag(), false]
+    }
+
+    fn of(
+        [learning_rate, beta1, beta2, epsilon, weight_decay]: [f64; 5],
+        [is_global, _]: [bool; 2],
+    ) -> Self {
         Self {
             learning_rate,
             beta1,
             beta2,
             epsilon,
             weight_decay,
+            steps: Steps::of_flag(is_global),
         }
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{scaled_rate, Range, RowOptimizer, Settings, NOT_NEGATIVE, POSITIVE};
 
 /// Below this learning rate a push is ignored: the formula divides by it.
-const MIN_RATE: f32 = 1e-30;
+pub(super) const MIN_RATE: f32 = 1e-30;
 
 /// With `p = -learning_rate_power`:
 ///

@@ -7,25 +7,45 @@
 //! is fused or reassociated, so every machine computes the same bits.
 //!
 //! Settings are float64. What depends on settings alone is computed in float64 and rounded
-//! once, as PyTorch does; arithmetic on weights is float32. Imports no other module of the core.
+//! once, as PyTorch does; arithmetic on weights is float32. Imports [`crate::expression`], which `user`
+//! runs, and [`crate::hash`].
 //!
 //! CONTRIBUTING.md, Recipes, lists every place of a new optimizer.
 
+mod adadelta;
 mod adagrad;
+mod adagrad_decay;
 mod adam;
+mod adamax;
 mod adamw;
+mod amsgrad;
 mod ftrl;
+mod group_ftrl;
 mod momentum;
 mod rmsprop;
+mod row_sum;
+mod rowwise_adagrad;
 mod sgd;
+mod stamp;
+mod steps;
+mod user;
 
+pub use adadelta::Adadelta;
 pub use adagrad::Adagrad;
+pub use adagrad_decay::AdagradDecay;
 pub use adam::Adam;
+pub use adamax::Adamax;
 pub use adamw::AdamW;
+pub use amsgrad::AmsGrad;
 pub use ftrl::Ftrl;
+pub use group_ftrl::GroupFtrl;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
+pub use rowwise_adagrad::RowWiseAdagrad;
 pub use sgd::Sgd;
+pub use stamp::OptimizerStamp;
+pub use steps::Steps;
+pub use user::{Field, Per, User, UserBatch, UserState, MAX_FIELDS, MAX_STATES};
 
 use serde::{Deserialize, Serialize};
 
@@ -101,43 +121,64 @@ pub trait OptimizerVisitor {
 macro_rules! optimizers {
     ($($kind:literal $name:literal $optimizer:ident)*) => {
         /// Any of the optimizers, with its settings.
-        #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[allow(missing_docs)] // Each variant is the struct of its name.
         pub enum Optimizer {
             $(#[serde(rename = $name)] $optimizer($optimizer),)*
+            #[serde(rename = "user")] User(User),
         }
 
         impl Optimizer {
-            /// The names of all of them in the JSON form.
+            /// The names in the JSON form of all but the user's own.
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
             /// Its name in the JSON form.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$optimizer(_) => $name,)*
+                    Self::User(_) => "user",
                 }
             }
 
-            /// Name and range of each number among its settings.
+            /// Name and range of each number among its settings; [`User`] checks its own.
             pub fn ranges(&self) -> &'static [(&'static str, Range)] {
                 match self {
                     $(Self::$optimizer(_) => <$optimizer as Settings>::NUMBERS,)*
+                    Self::User(_) => &[],
                 }
             }
 
-            /// What servers send each other: the kind, then flags and numbers of [`Settings`].
-            pub fn words(&self) -> (u64, [bool; 2], [f64; 5]) {
+            /// The numbers that [`Self::ranges`] is about, then zeros.
+            pub fn numbers(&self) -> [f64; 5] {
                 match self {
-                    $(Self::$optimizer(one) => ($kind, one.flags(), one.numbers()),)*
+                    $(Self::$optimizer(one) => one.numbers(),)*
+                    Self::User(_) => [0.0; 5],
                 }
             }
 
-            /// From [`Self::words`]; None if there is no such kind.
-            pub fn from_words(kind: u64, flags: [bool; 2], numbers: [f64; 5]) -> Option<Self> {
-                match kind {
-                    $($kind => Some(Self::$optimizer(Settings::of(numbers, flags))),)*
-                    _ => None,
+            /// Its settings, without the function of a [`User`].
+            pub fn stamp(&self) -> OptimizerStamp {
+                match self {
+                    $(Self::$optimizer(one) => OptimizerStamp::of_settings($kind, one.flags(), one.numbers()),)*
+                    Self::User(user) => OptimizerStamp::of_user(user),
                 }
+            }
+
+            /// The optimizer of a stamp, in a table that has this one. `None` for a user's function
+            /// if the table has another one, or none.
+            pub fn under(&self, stamp: &OptimizerStamp) -> Option<Self> {
+                match stamp.kind() {
+                    $($kind => Some(Self::$optimizer(stamp.settings())),)*
+                    _ => match self {
+                        Self::User(user) => stamp.user(user).map(Self::User),
+                        _ => None,
+                    },
+                }
+            }
+
+            /// Whether a stamp is of an optimizer that there is.
+            pub(crate) fn has_kind(kind: u64) -> bool {
+                matches!(kind, $($kind)|* | OptimizerStamp::USER)
             }
 
             /// This optimizer with the settings of another one, except the ones that decide the
@@ -148,7 +189,10 @@ macro_rules! optimizers {
                     $((Self::$optimizer(held), Self::$optimizer(wanted)) => {
                         Self::$optimizer(wanted.with_state_of(held))
                     })*
-                    _ => *self,
+                    (Self::User(held), Self::User(wanted)) => {
+                        Self::User(held.with_settings_of(wanted))
+                    }
+                    _ => self.clone(),
                 }
             }
 
@@ -156,12 +200,14 @@ macro_rules! optimizers {
             pub fn dispatch<V: OptimizerVisitor>(&self, visitor: V) -> V::Out {
                 match self {
                     $(Self::$optimizer(optimizer) => visitor.visit(optimizer),)*
+                    Self::User(user) => visitor.visit(user),
                 }
             }
 
             fn as_row_optimizer(&self) -> &dyn RowOptimizer {
                 match self {
                     $(Self::$optimizer(optimizer) => optimizer,)*
+                    Self::User(user) => user,
                 }
             }
         }
@@ -177,6 +223,12 @@ optimizers! {
     5 "adamw" AdamW
     6 "rmsprop" RmsProp
     7 "ftrl" Ftrl
+    8 "rowwiseadagrad" RowWiseAdagrad
+    9 "adadelta" Adadelta
+    10 "adamax" Adamax
+    11 "amsgrad" AmsGrad
+    12 "adagraddecay" AdagradDecay
+    13 "groupftrl" GroupFtrl
 }
 
 /// For a single row; batches use [`Optimizer::dispatch`].

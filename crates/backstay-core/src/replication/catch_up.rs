@@ -535,7 +535,8 @@ mod tests {
 
     fn prepare(number: u64, term: u64, position: u64) -> Message {
         let mut stamped = Transaction::clone(&push());
-        stamped.optimizer = Some(serde_json::from_str(r#"{"sgd":{"learning_rate":1.0}}"#).unwrap());
+        let sgd = crate::optimizer::Optimizer::Sgd(crate::optimizer::Sgd { learning_rate: 1.0 });
+        stamped.optimizer = Some(sgd.stamp());
         let transaction = Arc::new(stamped);
         let run = transaction.runs()[0];
         let place = StagedRun {

@@ -7,6 +7,7 @@ use crate::engine::{
     CopyPiece, CopyReader, Engine, ServingState, SlotCopy, SlotMemory, StageReport, Staged,
 };
 use crate::error::Refusal;
+use crate::life::Gone;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
 
@@ -30,7 +31,8 @@ pub trait Rows {
     /// no room for its rows.
     fn check(&self, transaction: &Transaction) -> Result<(), Refusal>;
     /// See [`crate::engine::Engine::commit`].
-    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<u64, Refusal>;
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun])
+        -> Result<Gone, Refusal>;
     /// See [`crate::engine::Engine::commit_through`].
     fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal>;
     /// See [`crate::engine::Engine::discard_from`].
@@ -96,7 +98,11 @@ impl Rows for LocalRows {
         self.0.borrow().check(transaction)
     }
 
-    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<u64, Refusal> {
+    fn commit(
+        &self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+    ) -> Result<Gone, Refusal> {
         self.0.borrow_mut().commit(transaction, places)
     }
 

@@ -7,7 +7,7 @@ use super::peer::Part;
 use super::{Micros, NodeId};
 use crate::engine::StageReport;
 use crate::error::Refusal;
-use crate::transaction::{Change, StagedRun, Transaction};
+use crate::transaction::{StagedRun, Transaction};
 
 /// Times and limits of a replica.
 #[derive(Debug, Clone, Copy)]
@@ -316,9 +316,8 @@ impl CopyIn {
 
     /// The table and the keys of each part that is kept and may create rows.
     pub(super) fn keys(&self) -> impl Iterator<Item = (u64, &[u64])> {
-        let creates = |change: Change| !matches!(change, Change::Delete | Change::Close);
         let parts = self.parts.iter();
-        let parts = parts.filter(move |(transaction, _)| creates(transaction.change));
+        let parts = parts.filter(|(transaction, _)| transaction.change.creates());
         parts.map(|(transaction, place)| {
             let run = place.run.start as usize..place.run.end as usize;
             (transaction.table, &transaction.batch.keys()[run])

@@ -5,7 +5,11 @@ use std::fmt::Display;
 use serde_json::Value;
 use thiserror::Error;
 
+use super::lifetime::{
+    Admission, Capacity, Expiry, Lifetime, Score, Unadmitted, FILTER_BLOCK_BYTES, MIN_SHARE,
+};
 use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
+use crate::expression::FunctionError;
 use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
 
 /// Longest JSON text of one description.
@@ -22,6 +26,16 @@ pub const MAX_DENSE_ELEMENTS: u64 = 1 << 40;
 pub const MAX_RANK: usize = 16;
 /// Largest `fan_in` and `fan_out`.
 pub const MAX_FAN: u64 = 1 << 40;
+/// Most occurrences that an exact counter counts before a row is made.
+const MAX_OCCURRENCES: u64 = 65_535;
+/// The same of a Bloom filter's counter: it has seven bits.
+const MAX_FILTERED: u64 = 100;
+/// Smallest probability and rate.
+const MIN_RATE: f64 = 1e-9;
+const FILTER_BYTES: &str = "lifetime.admission.after.filter_bytes";
+
+/// Most characters of a value in a message.
+const MAX_SHOWN: usize = 200;
 
 /// Why a table description was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -47,6 +61,16 @@ pub enum SpecError {
         /// What it may hold.
         allowed: String,
     },
+    /// A user function does not suit the table.
+    #[error("table {table}: {field}: {reason}")]
+    Function {
+        /// The table's name, quoted.
+        table: String,
+        /// The path of the function.
+        field: String,
+        /// Why.
+        reason: String,
+    },
 }
 
 impl TableSpec {
@@ -55,8 +79,11 @@ impl TableSpec {
         if text.len() > MAX_JSON_BYTES {
             return Err(SpecError::TooLong { bytes: text.len() });
         }
-        let spec: Self =
+        let mut spec: Self =
             serde_json::from_str(text).map_err(|error| SpecError::Parse(error.to_string()))?;
+        if let Some(lifetime) = &mut spec.lifetime {
+            lifetime.fill_in();
+        }
         spec.check()?;
         Ok(spec)
     }
@@ -68,12 +95,48 @@ impl TableSpec {
         checker.kind(&self.kind)?;
         checker.initializer(&self.initializer)?;
         checker.optimizer(&self.optimizer)?;
-        match self.non_finite {
-            NonFinitePolicy::Refuse => Ok(()),
-            NonFinitePolicy::Clip { limit } => {
-                checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)
+        let elements = self.row_elements();
+        if let Optimizer::User(user) = &self.optimizer {
+            checker.function("optimizer.user", user.check_elements(elements))?;
+        }
+        if let Some(pull) = &self.pull {
+            checker.function("pull", pull.check_elements(elements))?;
+        }
+        if let NonFinitePolicy::Clip { limit } = self.non_finite {
+            checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)?;
+        }
+        match &self.lifetime {
+            None => Ok(()),
+            Some(lifetime) => checker.lifetime(lifetime, &self.kind),
+        }
+    }
+
+    /// Check what depends on the cluster's number of slots: whether a slot's share of a capacity or
+    /// of a filter is large enough.
+    pub fn check_slots(&self, slots: u32) -> Result<(), SpecError> {
+        let Some(lifetime) = &self.lifetime else {
+            return Ok(());
+        };
+        let (rows, row_bytes) = (MIN_SHARE * u64::from(slots), self.row_bytes());
+        let capacity = lifetime
+            .capacity
+            .map_or((None, None), |one| (one.rows, one.bytes));
+        let filter = match lifetime.admission {
+            Admission::After { filter_bytes, .. } => filter_bytes,
+            _ => None,
+        };
+        let filter_least = FILTER_BLOCK_BYTES * u64::from(slots);
+        for (field, value, least) in [
+            ("lifetime.capacity.rows", capacity.0, rows),
+            ("lifetime.capacity.bytes", capacity.1, rows * row_bytes),
+            (FILTER_BYTES, filter, filter_least),
+        ] {
+            if let Some(value) = value.filter(|&value| value < least) {
+                let allowed = format!("at least {least} in a cluster of {slots} slots");
+                return Err(Checker { table: &self.name }.refuse(field, &value, &allowed));
             }
         }
+        Ok(())
     }
 
     /// The fields in which another description differs, as
@@ -92,7 +155,12 @@ impl TableSpec {
     }
 
     fn as_value(&self) -> Value {
-        serde_json::to_value(self).unwrap_or_default()
+        let mut value = serde_json::to_value(self).unwrap_or_default();
+        if let Some(fields) = value.as_object_mut() {
+            // Absent from the canonical form if there is none.
+            fields.entry("lifetime").or_insert(Value::Null);
+        }
+        value
     }
 }
 
@@ -102,12 +170,14 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    fn quoted(&self) -> String {
+        let name: String = self.table.chars().take(MAX_NAME_BYTES).collect();
+        format!("{name:?}")
+    }
+
     fn refuse(&self, field: &str, value: &dyn Display, allowed: &dyn Display) -> SpecError {
         SpecError::OutOfRange {
-            table: format!(
-                "{:?}",
-                self.table.chars().take(MAX_NAME_BYTES).collect::<String>()
-            ),
+            table: self.quoted(),
             field: field.to_owned(),
             value: value.to_string(),
             allowed: allowed.to_string(),
@@ -184,18 +254,164 @@ impl Checker<'_> {
     }
 
     fn optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
-        let (name, (_, _, numbers)) = (optimizer.name(), optimizer.words());
+        let (name, numbers) = (optimizer.name(), optimizer.numbers());
         let mut all = optimizer.ranges().iter().zip(numbers);
         all.try_for_each(|(&(field, (low, high)), value)| {
             self.number(&format!("optimizer.{name}.{field}"), value, low, high)
         })
     }
 
+    fn lifetime(&self, lifetime: &Lifetime, kind: &TableKind) -> Result<(), SpecError> {
+        if matches!(kind, TableKind::Dense { .. }) {
+            let allowed = "none in a dense table: its blocks neither come nor go";
+            return Err(self.refuse("lifetime", &"set", &allowed));
+        }
+        if *lifetime == Lifetime::default() {
+            let allowed = "one of admission, expiry and capacity at least, or no lifetime at all";
+            return Err(self.refuse("lifetime", &"without any setting", &allowed));
+        }
+        self.admission(lifetime)?;
+        if let Some(expiry) = &lifetime.expiry {
+            self.expiry(expiry)?;
+        }
+        if let Some(capacity) = &lifetime.capacity {
+            self.capacity(*capacity)?;
+        }
+        match (&lifetime.score, lifetime.keeps_show_and_click()) {
+            (Some(score), true) => self.score(score)?,
+            (Some(_), false) => {
+                let allowed = "null, where nothing uses a score: set expiry.score_below, admission.score or evict lowest_score";
+                return Err(self.refuse("lifetime.score", &"set", &allowed));
+            }
+            (None, _) => {}
+        }
+        let below = lifetime.expiry.and_then(|expiry| expiry.score_below);
+        match (lifetime.admission, below) {
+            (Admission::Score { at_least }, Some(below)) if below > at_least => {
+                let allowed = format!(
+                    "at most lifetime.admission.score.at_least ({at_least:?}): a row would expire as it is admitted"
+                );
+                Err(self.refuse("lifetime.expiry.score_below", &below, &allowed))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn admission(&self, lifetime: &Lifetime) -> Result<(), SpecError> {
+        match lifetime.admission {
+            Admission::Always if lifetime.unadmitted == Unadmitted::Zeros => {
+                let allowed =
+                    "\"initial\" with admission \"always\": every key that is pushed has a row";
+                Err(self.refuse("lifetime.unadmitted", &"\"zeros\"", &allowed))
+            }
+            Admission::Always => Ok(()),
+            Admission::After {
+                occurrences,
+                filter_bytes,
+            } => {
+                let most = if filter_bytes.is_some() {
+                    MAX_FILTERED
+                } else {
+                    MAX_OCCURRENCES
+                };
+                let field = "lifetime.admission.after.occurrences";
+                self.whole(field, u64::from(occurrences), (2, most))?;
+                filter_bytes.map_or(Ok(()), |bytes| {
+                    self.whole(FILTER_BYTES, bytes, (65_536, 1 << 40))
+                })
+            }
+            Admission::Probability { probability } => {
+                let field = "lifetime.admission.probability.probability";
+                self.number(field, probability, MIN_RATE, 1.0 - f64::EPSILON / 2.0)
+            }
+            Admission::Score { at_least } => {
+                let field = "lifetime.admission.score.at_least";
+                self.number(field, at_least, MIN_EPSILON, MAX_NUMBER)
+            }
+        }
+    }
+
+    fn expiry(&self, expiry: &Expiry) -> Result<(), SpecError> {
+        let (unseen, every) = (expiry.unseen_seconds, expiry.every_seconds);
+        if unseen.is_none() && expiry.score_below.is_none() && expiry.norm_below.is_none() {
+            let allowed = "one of unseen_seconds, score_below and norm_below at least";
+            return Err(self.refuse("lifetime.expiry", &"without a threshold", &allowed));
+        }
+        for (field, seconds) in [("unseen_seconds", unseen), ("every_seconds", every)] {
+            self.seconds(&format!("lifetime.expiry.{field}"), seconds)?;
+        }
+        let thresholds = [
+            ("score_below", expiry.score_below),
+            ("norm_below", expiry.norm_below),
+        ];
+        for (field, below) in thresholds {
+            let field = format!("lifetime.expiry.{field}");
+            below.map_or(Ok(()), |below| {
+                self.number(&field, below, MIN_EPSILON, MAX_NUMBER)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn capacity(&self, capacity: Capacity) -> Result<(), SpecError> {
+        match (capacity.rows, capacity.bytes) {
+            (Some(rows), None) => self.whole("lifetime.capacity.rows", rows, (MIN_SHARE, 1 << 40)),
+            (None, Some(bytes)) => self.whole("lifetime.capacity.bytes", bytes, (1024, 1 << 50)),
+            (Some(_), Some(_)) => Err(self.refuse(
+                "lifetime.capacity",
+                &"in rows and in bytes",
+                &"one of the two",
+            )),
+            (None, None) => {
+                Err(self.refuse("lifetime.capacity", &"without a size", &"rows or bytes"))
+            }
+        }
+    }
+
+    fn score(&self, score: &Score) -> Result<(), SpecError> {
+        let coefficients = [
+            ("nonclick_coefficient", score.nonclick_coefficient),
+            ("click_coefficient", score.click_coefficient),
+        ];
+        for (field, value) in coefficients {
+            self.number(&format!("lifetime.score.{field}"), value, 0.0, MAX_NUMBER)?;
+        }
+        self.number("lifetime.score.decay", score.decay, MIN_RATE, 1.0)?;
+        let field = "lifetime.score.decay_every_seconds";
+        self.seconds(field, score.decay_every_seconds)?;
+        match score.decay_every_seconds {
+            Some(seconds) if score.decay >= 1.0 => {
+                let allowed = "null with lifetime.score.decay 1: nothing would fade";
+                Err(self.refuse(field, &seconds, &allowed))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn seconds(&self, field: &str, seconds: Option<u32>) -> Result<(), SpecError> {
+        let most = u64::from(i32::MAX.unsigned_abs());
+        seconds.map_or(Ok(()), |seconds| {
+            self.whole(field, u64::from(seconds), (1, most))
+        })
+    }
+
+    fn function(&self, field: &str, checked: Result<(), FunctionError>) -> Result<(), SpecError> {
+        checked.map_err(|error| SpecError::Function {
+            table: self.quoted(),
+            field: field.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+
     fn integer(&self, field: &str, value: u64, max: u64) -> Result<(), SpecError> {
-        if (1..=max).contains(&value) {
+        self.whole(field, value, (1, max))
+    }
+
+    fn whole(&self, field: &str, value: u64, (min, max): (u64, u64)) -> Result<(), SpecError> {
+        if (min..=max).contains(&value) {
             return Ok(());
         }
-        Err(self.refuse(field, &value, &format!("1 to {max}")))
+        Err(self.refuse(field, &value, &format!("{min} to {max}")))
     }
 
     fn finite(&self, field: &str, value: f64) -> Result<(), SpecError> {
@@ -211,6 +427,15 @@ impl Checker<'_> {
     }
 }
 
+/// A value as a message has it: an expression is long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= MAX_SHOWN {
+        return text;
+    }
+    text.chars().take(MAX_SHOWN).chain("...".chars()).collect()
+}
+
 /// Append `path: a here, b there` for every leaf in which two descriptions differ.
 fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
     match (here, there) {
@@ -224,7 +449,13 @@ fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<
                 collect_differences(&path, left, right, found);
             }
         }
-        _ if here != there => found.push(format!("{path}: {here} here, {there} there")),
+        _ if here != there => {
+            found.push(format!(
+                "{path}: {} here, {} there",
+                shown(here),
+                shown(there)
+            ));
+        }
         _ => {}
     }
 }

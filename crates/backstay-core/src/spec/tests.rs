@@ -85,6 +85,7 @@ fn the_canonical_form_is_a_fixed_point() {
         ("optimizer", r#"{"adam": {}}"#),
         ("optimizer", r#"{"adamw": {}}"#),
         ("optimizer", r#"{"rmsprop": {}}"#),
+        ("optimizer", r#"{"adamax": {"steps": "global"}}"#),
         (
             "optimizer",
             r#"{"ftrl": {"learning_rate": 0.7000000000000001}}"#,
@@ -175,7 +176,9 @@ fn unknown_fields_and_words() {
     assert!(refusal("colour", "1").contains("unknown field `colour`"));
     assert!(refusal("kind", r#"{"sparse": {"dim": 4, "dims": 4}}"#).contains("`dims`"));
     assert!(refusal("optimizer", r#"{"adam": {"betas": 1}}"#).contains("`betas`"));
-    assert!(refusal("optimizer", r#"{"adamax": {}}"#).contains("unknown variant `adamax`"));
+    assert!(refusal("optimizer", r#"{"lamb": {}}"#).contains("unknown variant `lamb`"));
+    let rule = refusal("optimizer", r#"{"adam": {"steps": "all"}}"#);
+    assert!(rule.contains("unknown variant `all`"), "{rule}");
     assert!(refusal("initializer", r#"{"zeros": {"value": 1}}"#).contains("`value`"));
     assert!(refusal("storage", r#""int8""#).contains("unknown variant `int8`"));
     assert!(refusal("non_finite", r#""ignore""#).contains("unknown variant `ignore`"));

@@ -31,6 +31,12 @@ pub enum Opcode {
     CloseStream = 0x12,
     /// Remove rows.
     Delete = 0x13,
+    /// Remove rows that have expired.
+    Expire = 0x14,
+    /// Count the rows that an expiry would remove.
+    CountExpired = 0x15,
+    /// Have shows and clicks decay.
+    Decay = 0x16,
     /// Servers among themselves: see [`super::peer`].
     Peer = 0x20,
     /// Answer to [`Opcode::Hello`].
@@ -45,6 +51,8 @@ pub enum Opcode {
     CloseStreamReply = 0x92,
     /// Answer to [`Opcode::Delete`].
     DeleteReply = 0x93,
+    /// Answer to [`Opcode::Expire`], [`Opcode::CountExpired`] and [`Opcode::Decay`].
+    ExpireReply = 0x94,
     /// The server stops: it answers what it has read and takes nothing new.
     GoAway = 0xFE,
     /// The request of the same number was refused.
@@ -60,6 +68,9 @@ impl Opcode {
             0x11 => Self::Push,
             0x12 => Self::CloseStream,
             0x13 => Self::Delete,
+            0x14 => Self::Expire,
+            0x15 => Self::CountExpired,
+            0x16 => Self::Decay,
             0x20 => Self::Peer,
             0x81 => Self::HelloReply,
             0x82 => Self::Pong,
@@ -67,6 +78,7 @@ impl Opcode {
             0x91 => Self::PushReply,
             0x92 => Self::CloseStreamReply,
             0x93 => Self::DeleteReply,
+            0x94 => Self::ExpireReply,
             0xFE => Self::GoAway,
             0xFF => Self::Error,
             _ => return None,
@@ -253,6 +265,10 @@ impl<'a> Reader<'a> {
 
     pub(super) fn f32(&mut self) -> Result<f32, Refusal> {
         self.array().map(f32::from_le_bytes)
+    }
+
+    pub(super) fn f64(&mut self) -> Result<f64, Refusal> {
+        self.array().map(f64::from_le_bytes)
     }
 
     /// A string: its length in bytes as u16, then UTF-8.

@@ -2,6 +2,7 @@
 
 use super::frame::{cut_text, Reader, MAX_TEXT_BYTES};
 use crate::error::Refusal;
+use crate::life::Thresholds;
 use crate::stream::{StreamId, TransactionId};
 use crate::transaction::Change;
 
@@ -177,10 +178,23 @@ pub enum PushKind {
     Close = 3,
     /// Rows go: of the meta of a [`super::Opcode::Delete`], and between servers.
     Delete = 4,
+    /// Gradients for the optimizer, each with its shows and clicks.
+    Observe = 5,
+    /// Rows that have expired go: of the meta of a [`super::Opcode::Expire`] or
+    /// [`super::Opcode::CountExpired`], and between servers.
+    Expire = 6,
+    /// Shows and clicks decay: of the meta of a [`super::Opcode::Decay`], and between servers.
+    Decay = 7,
 }
 
+/// Of the thresholds of an expiry: which are set.
+const HAS_UNSEEN: u32 = 1;
+const HAS_SCORE: u32 = 2;
+const HAS_NORM: u32 = 4;
+
 /// Change rows. Body: `key_count` u64 keys, sorted by slot, then as many rows of
-/// `row_elements` f32; of a delete `row_elements` is 0.
+/// `row_elements` f32, and of a push that tells of them show and click. Of a delete, an expiry and a
+/// decay `row_elements` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PushMeta {
     /// The table's id.
@@ -214,6 +228,11 @@ impl PushMeta {
             } => (PushKind::AssignIfAbsent, 1.0),
             Change::Close => (PushKind::Close, 1.0),
             Change::Delete => (PushKind::Delete, 1.0),
+            Change::Observe {
+                learning_rate_scale,
+            } => (PushKind::Observe, learning_rate_scale),
+            Change::Expire(_) => (PushKind::Expire, 1.0),
+            Change::Decay { rate } => (PushKind::Decay, rate),
         };
         let mut out = Vec::with_capacity(64);
         out.extend(self.table.to_le_bytes());
@@ -226,6 +245,9 @@ impl PushMeta {
         out.extend(scale.to_le_bytes());
         out.push(kind as u8);
         out.extend([0; 3]);
+        if let Change::Expire(thresholds) = &self.change {
+            put_thresholds(&mut out, thresholds);
+        }
         out
     }
 
@@ -242,6 +264,10 @@ impl PushMeta {
         let learning_rate_scale = reader.f32()?;
         let kind = reader.u8()?;
         reader.take(3)?;
+        let thresholds = match kind {
+            6 => read_thresholds(&mut reader)?,
+            _ => Thresholds::default(),
+        };
         reader.end()?;
         if !learning_rate_scale.is_finite() || learning_rate_scale < 0.0 {
             return Err(Refusal::InvalidRequest(format!(
@@ -259,6 +285,17 @@ impl PushMeta {
                 only_if_absent: true,
             },
             4 => Change::Delete,
+            5 => Change::Observe {
+                learning_rate_scale,
+            },
+            6 => Change::Expire(thresholds),
+            7 if learning_rate_scale <= 1.0 => Change::Decay {
+                rate: learning_rate_scale,
+            },
+            7 => {
+                let reason = format!("a decay by {learning_rate_scale}: it must be from 0 to 1");
+                return Err(Refusal::InvalidRequest(reason));
+            }
             _ => return Err(Refusal::Protocol(format!("unknown kind of push {kind}"))),
         };
         Ok(Self {
@@ -345,6 +382,55 @@ impl DeleteReply {
     }
 }
 
+/// An expiry or a decay was applied, in all of its slots; or rows were counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExpireReply {
+    /// The routing version the server goes by.
+    pub routing_version: u64,
+    /// Slots in which it was applied now, or counted.
+    pub applied_slots: u32,
+    /// Slots that had applied it before.
+    pub skipped_slots: u32,
+    /// Rows that went now, or would, because no push named them for long.
+    pub unseen: u64,
+    /// Because their score is low.
+    pub score: u64,
+    /// Because their weights are small.
+    pub norm: u64,
+    /// Counters of keys without a row that went.
+    pub counters: u64,
+}
+
+impl ExpireReply {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(48);
+        out.extend(self.routing_version.to_le_bytes());
+        out.extend(self.applied_slots.to_le_bytes());
+        out.extend(self.skipped_slots.to_le_bytes());
+        for rows in [self.unseen, self.score, self.norm, self.counters] {
+            out.extend(rows.to_le_bytes());
+        }
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let reply = Self {
+            routing_version: reader.u64()?,
+            applied_slots: reader.u32()?,
+            skipped_slots: reader.u32()?,
+            unseen: reader.u64()?,
+            score: reader.u64()?,
+            norm: reader.u64()?,
+            counters: reader.u64()?,
+        };
+        reader.end()?;
+        Ok(reply)
+    }
+}
+
 /// A client will push no more in this stream: the slots may forget it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CloseStream {
@@ -418,6 +504,38 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     let text = cut_text(text, MAX_TEXT_BYTES);
     out.extend((text.len() as u16).to_le_bytes());
     out.extend(text.as_bytes());
+}
+
+fn put_thresholds(out: &mut Vec<u8>, thresholds: &Thresholds) {
+    let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+    let flags = flag(thresholds.unseen_seconds.is_some(), HAS_UNSEEN)
+        | flag(thresholds.score_below.is_some(), HAS_SCORE)
+        | flag(thresholds.norm_below.is_some(), HAS_NORM);
+    out.extend(flags.to_le_bytes());
+    out.extend(thresholds.unseen_seconds.unwrap_or(0).to_le_bytes());
+    out.extend(thresholds.score_below.unwrap_or(0.0).to_le_bytes());
+    out.extend(thresholds.norm_below.unwrap_or(0.0).to_le_bytes());
+}
+
+fn read_thresholds(reader: &mut Reader<'_>) -> Result<Thresholds, Refusal> {
+    let (flags, unseen) = (reader.u32()?, reader.u32()?);
+    let (score, norm) = (reader.f64()?, reader.f64()?);
+    if flags & !(HAS_UNSEEN | HAS_SCORE | HAS_NORM) != 0 {
+        let reason = format!("unknown thresholds {flags:#x} of an expiry");
+        return Err(Refusal::Protocol(reason));
+    }
+    for (name, below) in [("score_below", score), ("norm_below", norm)] {
+        if !below.is_finite() || below < 0.0 {
+            return Err(Refusal::InvalidRequest(format!(
+                "{name} is {below}: must be finite and not negative"
+            )));
+        }
+    }
+    Ok(Thresholds {
+        unseen_seconds: (flags & HAS_UNSEEN != 0).then_some(unseen),
+        score_below: (flags & HAS_SCORE != 0).then_some(score),
+        norm_below: (flags & HAS_NORM != 0).then_some(norm),
+    })
 }
 
 fn put_stream(out: &mut Vec<u8>, stream: StreamId) {

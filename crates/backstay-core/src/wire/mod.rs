@@ -11,6 +11,6 @@ pub use frame::{
     MAX_TEXT_BYTES, PROTOCOL_VERSION,
 };
 pub use message::{
-    CloseStream, DeleteReply, ErrorMeta, Hello, HelloReply, PullMeta, PullReply, PushKind,
-    PushMeta, PushReply, MAX_ERROR_TEXT_BYTES,
+    CloseStream, DeleteReply, ErrorMeta, ExpireReply, Hello, HelloReply, PullMeta, PullReply,
+    PushKind, PushMeta, PushReply, MAX_ERROR_TEXT_BYTES,
 };

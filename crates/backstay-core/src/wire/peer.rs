@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::frame::{cut_text, Header, Opcode, HEADER_BYTES};
 use super::message::{PushMeta, MAX_ERROR_TEXT_BYTES};
-use super::settings::optimizer_words;
+use super::settings::{optimizer_words, stamp_word};
 use crate::engine::SlotMemory;
 use crate::replication::message::{Message, Refuse, SlotOrder};
 use crate::replication::NodeId;
@@ -23,7 +23,7 @@ pub use decode::decode;
 pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
 
 /// Version of the messages between servers; 1 had one connection for everything.
-pub const PEER_VERSION: u64 = 4;
+pub const PEER_VERSION: u64 = 5;
 
 const PLACE_WORDS: usize = 3;
 const ORDER_WORDS: usize = 6;
@@ -251,7 +251,8 @@ fn prepare_meta(
     };
     let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
     let settings = optimizer_words(transaction.optimizer.as_ref());
-    for field in numbers.iter().chain(&settings) {
+    let stamp = [stamp_word(transaction.stamp)];
+    for field in numbers.iter().chain(&settings).chain(&stamp) {
         meta.extend(field.to_le_bytes());
     }
     let push = PushMeta {
@@ -312,6 +313,7 @@ fn copy_end(number: u64, slot: &SlotOrder, memory: &SlotMemory) -> Encoded {
         memory.position,
         memory.streams.len() as u64,
         memory.closed.len() as u64,
+        u64::from(memory.time),
     ];
     let mut body = order_words(slot).to_vec();
     let id = |stream: &StreamId| {

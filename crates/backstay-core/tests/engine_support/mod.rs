@@ -86,8 +86,8 @@ pub fn stage(
 
 pub fn apply(engine: &mut Engine, transaction: &Arc<Transaction>) -> Result<StageReport, Refusal> {
     let (report, places) = stage(engine, transaction, 1)?;
-    let removed = engine.commit(transaction, &places)?;
-    Ok(StageReport { removed, ..report })
+    let gone = engine.commit(transaction, &places)?;
+    Ok(StageReport { gone, ..report })
 }
 
 pub fn read(engine: &Engine, key: u64) -> f32 {

@@ -95,9 +95,9 @@ impl World {
         }
     }
 
-    /// Whether a push removes the rows of the first.
+    /// Whether a push may remove the rows of the first.
     pub(super) fn deletes(&self, push: usize) -> bool {
-        self.budget.deletes && push == 1
+        (self.budget.deletes || self.budget.expires) && push == 1
     }
 
     pub(super) fn send(&mut self, push: usize, to: usize) {
@@ -108,7 +108,13 @@ impl World {
         let deletes = self.deletes(push);
         let of = if deletes { 0 } else { push };
         let keys: Vec<u64> = slots.iter().map(|&slot| key(count, of, slot)).collect();
-        let (change, values) = if deletes {
+        let (change, values) = if deletes && self.budget.expires {
+            let thresholds = Thresholds {
+                unseen_seconds: Some(3),
+                ..Thresholds::default()
+            };
+            (Change::Expire(thresholds), Vec::new())
+        } else if deletes {
             (Change::Delete, Vec::new())
         } else {
             let change = Change::Update {
@@ -123,9 +129,15 @@ impl World {
         let one = &mut self.pushes[push];
         one.attempts += 1;
         // The table's settings change between any two attempts.
-        transaction.optimizer = Some(Optimizer::Sgd(Sgd {
+        let settings = Optimizer::Sgd(Sgd {
             learning_rate: 1.0 + one.attempts as f64 / 64.0,
-        }));
+        });
+        transaction.optimizer = Some(settings.stamp());
+        // A master's clock may be behind that of the one before.
+        transaction.stamp = Stamp {
+            time: 10 + 4 * push as u32 + one.attempts as u32 - 3 * to as u32,
+            share: 99,
+        };
         let transaction = Arc::new(transaction);
         let token = one.attempts * pushes + push as u64;
         one.waits.push((token, slots));

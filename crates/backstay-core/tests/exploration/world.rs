@@ -12,6 +12,7 @@ use std::sync::Arc;
 use backstay_core::engine::{Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{mix64, table_id, SlotSpace};
+use backstay_core::life::Thresholds;
 use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::{
     fingerprint, LocalRows, Message, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows,
@@ -19,7 +20,7 @@ use backstay_core::replication::{
 };
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
+use backstay_core::transaction::{Batch, Change, StagedRun, Stamp, Transaction};
 
 /// Times are in steps of the clock, one step is this long.
 pub const STEP: u64 = 20;
@@ -73,6 +74,8 @@ pub struct Budget {
     pub copies_at_once: usize,
     /// Whether the second push deletes the rows of the first.
     pub deletes: bool,
+    /// Whether the second push has them expire, by the clocks of masters, which differ.
+    pub expires: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,10 +184,17 @@ fn key(slots: u32, push: usize, slot: u32) -> u64 {
     fitting.nth(push).unwrap()
 }
 
-fn engine(slots: u32) -> Engine {
-    let json = r#"{"name":"t","kind":{"sparse":{"dim":1}},"initializer":{"constant":{"value":0.0}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+fn engine(slots: u32, expires: bool) -> Engine {
+    let lifetime = if expires {
+        r#","lifetime":{"expiry":{"unseen_seconds":3},"capacity":{"rows":99,"evict":"least_frequent"}}"#
+    } else {
+        ""
+    };
+    let json = format!(
+        r#"{{"name":"t","kind":{{"sparse":{{"dim":1}}}},"initializer":{{"constant":{{"value":0.0}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}}{lifetime}}}"#
+    );
     let mut engine = Engine::new(space(slots), 0..slots);
-    let spec = Arc::new(TableSpec::from_json(json).unwrap());
+    let spec = Arc::new(TableSpec::from_json(&json).unwrap());
     engine.create_table(&spec).unwrap();
     engine
 }
@@ -314,7 +324,7 @@ impl World {
         let node = |number: usize| {
             let mut node = Node {
                 replica: Replica::new(instance(number), slots, options),
-                rows: LocalRows(engine(slots).into()),
+                rows: LocalRows(engine(slots, budget.expires).into()),
                 work: BTreeMap::new(),
                 print: 0,
             };

@@ -230,6 +230,13 @@ impl<'a> Part<'a> {
             let memory = memories.get_mut(&row[0]).ok_or_else(|| unknown(row[0]))?;
             memory.closed.push(stream_of(row[1], row[2]));
         }
+        for row in self
+            .array::<u64>("memory.times", Dtype::U64, Some(2))?
+            .chunks(2)
+        {
+            let memory = memories.get_mut(&row[0]).ok_or_else(|| unknown(row[0]))?;
+            memory.time = row[1] as u32;
+        }
         Ok(memories)
     }
 

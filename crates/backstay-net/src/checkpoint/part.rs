@@ -77,6 +77,7 @@ struct Content {
     slots: Vec<u64>,
     streams: Vec<u64>,
     closed: Vec<u64>,
+    times: Vec<u64>,
     tables: BTreeMap<String, TableRows>,
 }
 
@@ -157,7 +158,7 @@ pub fn copy_slots(
         bytes += 4 * snapshot.tables.iter().map(words).sum::<usize>() as u64;
         for table in &snapshot.tables {
             if let Entry::Vacant(name) = copied.names.entry(table.table) {
-                name.insert(replicator.store().spec(table.table)?.name.clone());
+                name.insert(replicator.store().content_name(table.table)?);
             }
         }
         copied.slots.push((epoch, snapshot));
@@ -215,6 +216,9 @@ impl Content {
         let slot = u64::from(snapshot.slot);
         self.slots.extend([slot, snapshot.memory.position, epoch]);
         self.add_streams(slot, &snapshot.memory);
+        if snapshot.memory.time > 0 {
+            self.times.extend([slot, u64::from(snapshot.memory.time)]);
+        }
         let mut all = 0;
         for table in &snapshot.tables {
             let into = self.tables.entry(names[&table.table].clone()).or_default();
@@ -252,6 +256,10 @@ impl Content {
             Tensor::numbers("memory.streams".into(), Some(6), &self.streams),
             Tensor::numbers("memory.closed".into(), Some(3), &self.closed),
         ];
+        if !self.times.is_empty() {
+            let times = Tensor::numbers("memory.times".into(), Some(2), &self.times);
+            tensors.push(times);
+        }
         let with_rows = || {
             self.tables
                 .iter()

@@ -4,7 +4,7 @@
 //! each server; `request` tries one part of a call, `requests` all of them until they are
 //! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push`
 //! are the two kinds of calls; `queue` numbers pushes, pushes of a task by `batches` and while its
-//! `send_lease` is alive (`task_stream`); `closing` waits and ends; [`rows`] moves values;
+//! `send_lease` is alive (`task_stream`); `lifetimes` expires and decays tables; `closing` waits and ends; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
 mod attend;
@@ -12,6 +12,7 @@ mod batches;
 mod closing;
 mod connection;
 mod error;
+mod lifetimes;
 mod link;
 mod options;
 mod out_frame;
@@ -42,7 +43,7 @@ pub use error::ClientError;
 pub use link::Deadline;
 pub use options::ClientOptions;
 pub use pull::Pull;
-pub use push::{Push, PushRequest};
+pub use push::{Done, Push, PushRequest};
 pub use task_stream::TaskStream;
 pub use waiting::Event;
 

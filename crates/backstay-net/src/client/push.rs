@@ -7,13 +7,16 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use backstay_core::error::Refusal;
 use backstay_core::gradient;
+use backstay_core::life::Gone;
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Change;
-use backstay_core::wire::{DeleteReply, Opcode, PushMeta, PushReply};
+use backstay_core::wire::{DeleteReply, ExpireReply, Opcode, PushMeta, PushReply};
+use parking_lot::Mutex;
 use tokio::sync::MutexGuard;
 use tokio::time::timeout_at;
 
@@ -32,7 +35,7 @@ use super::{no_routing, rows, Client};
 pub struct PushRequest<'a> {
     /// The table's id.
     pub table: u64,
-    /// Elements of its rows; 0 for a delete.
+    /// Elements of its rows; 0 for what has no values.
     pub row_elements: usize,
     /// What the values mean.
     pub change: Change,
@@ -40,6 +43,54 @@ pub struct PushRequest<'a> {
     pub values: &'a [f32],
     /// Whether NaN and infinity are refused here, before anything is sent.
     pub require_finite: bool,
+    /// Shows and clicks, one each for each key of the batch; with [`Change::Observe`] only.
+    pub observed: Option<(&'a [f32], &'a [f32])>,
+    /// With [`Change::Expire`]: count what would go, and change nothing.
+    pub only_count: bool,
+}
+
+impl<'a> PushRequest<'a> {
+    /// A change of rows that says nothing of shows and clicks.
+    pub fn new(table: u64, row_elements: usize, change: Change, values: &'a [f32]) -> Self {
+        Self {
+            table,
+            row_elements,
+            change,
+            values,
+            require_finite: false,
+            observed: None,
+            only_count: false,
+        }
+    }
+
+    /// Values that travel with each key.
+    fn width(&self) -> usize {
+        match self.change {
+            Change::Observe { .. } => self.row_elements + 2,
+            _ => self.row_elements,
+        }
+    }
+
+    /// Of the request and of its reply.
+    fn opcodes(&self) -> (Opcode, Opcode) {
+        match self.change {
+            Change::Delete => (Opcode::Delete, Opcode::DeleteReply),
+            Change::Expire(_) if self.only_count => (Opcode::CountExpired, Opcode::ExpireReply),
+            Change::Expire(_) => (Opcode::Expire, Opcode::ExpireReply),
+            Change::Decay { .. } => (Opcode::Decay, Opcode::ExpireReply),
+            _ => (Opcode::Push, Opcode::PushReply),
+        }
+    }
+}
+
+/// What a push did, as far as the answers tell: what a try did whose answer was lost is not among
+/// it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Done {
+    /// Slots that applied it, or counted, by the answer.
+    pub applied_slots: u64,
+    /// Rows that went, or would.
+    pub gone: Gone,
 }
 
 /// A push under way or over.
@@ -50,8 +101,7 @@ pub struct Push {
     lease: Arc<SendLease>,
     deadline: Deadline,
     keys: u64,
-    /// Rows that a delete removed, as far as the answers tell.
-    removed: AtomicU64,
+    done: Mutex<Done>,
     state: tokio::sync::Mutex<State>,
 }
 
@@ -84,7 +134,7 @@ impl Client {
         self.check_open()?;
         check(request, plan)?;
         let routing = self.newest().ok_or_else(no_routing)?;
-        let parts = plan.parts(&routing, self.keys_per_part(request.row_elements));
+        let parts = plan.parts(&routing, self.keys_per_part(request.width()));
         self.check_limits(request, &routing, &parts, deadline)
             .await?;
         let _turn = queue.take_turn(self, deadline).await?;
@@ -96,7 +146,7 @@ impl Client {
             lease,
             deadline,
             keys: plan.keys().len() as u64,
-            removed: AtomicU64::new(0),
+            done: Mutex::default(),
             state: tokio::sync::Mutex::new(State {
                 requests: Requests::default(),
                 whole: false,
@@ -107,7 +157,7 @@ impl Client {
         for part in parts {
             let frame = self.lay_out(request, plan, &part, routing.version, &push, floor);
             let link = self.link_to(&routing, part.server);
-            let (sent, wanted) = opcodes(request.change);
+            let (sent, wanted) = request.opcodes();
             // The state has it before it is sent, so that an interrupted call keeps it.
             let one = Request::new(sent, wanted, frame, None, link, routing.version);
             state.requests.add(one.under(Some(&push.lease)));
@@ -156,7 +206,7 @@ impl Client {
                 },
             };
             let keys = part.key_count();
-            let bytes = push_body_bytes(keys, request.row_elements);
+            let bytes = push_body_bytes(keys, request.width());
             out_frame::check(&connection.hello, keys, bytes)?;
         }
         Ok(())
@@ -179,7 +229,7 @@ impl Client {
         floor: u64,
     ) -> OutFrame {
         let keys = part.key_count();
-        let elements = request.row_elements;
+        let elements = request.width();
         let meta = PushMeta {
             table: request.table,
             routing_version,
@@ -191,7 +241,7 @@ impl Client {
         };
         let body_bytes = push_body_bytes(keys, elements);
         let meta = meta.encode();
-        let (opcode, _) = opcodes(request.change);
+        let (opcode, _) = request.opcodes();
         let mut frame = OutFrame::new(opcode, &meta, keys, body_bytes, self.buffers.take());
         let (key_words, value_words) = frame.body_mut().split_at_mut(keys);
         part.copy_keys(plan, key_words);
@@ -202,7 +252,11 @@ impl Client {
         for piece in part.pieces() {
             let (here, rest) = merged.split_at_mut(piece.keys.len() * elements);
             let entries = &plan.entries()[piece.entries.clone()];
-            rows::merge(entries, piece.keys.start, request.values, here, elements);
+            let (first, values) = (piece.keys.start, request.values);
+            match request.observed {
+                Some(told) => rows::merge_observed(entries, first, values, told, here, elements),
+                None => rows::merge(entries, first, values, here, elements),
+            }
             merged = rest;
         }
         frame
@@ -242,14 +296,6 @@ impl PushQueue<Push> {
     }
 }
 
-/// Of the request and of its reply.
-fn opcodes(change: Change) -> (Opcode, Opcode) {
-    match change {
-        Change::Delete => (Opcode::Delete, Opcode::DeleteReply),
-        _ => (Opcode::Push, Opcode::PushReply),
-    }
-}
-
 fn push_body_bytes(keys: usize, row_elements: usize) -> usize {
     keys * (8 + row_elements * 4)
 }
@@ -264,7 +310,11 @@ fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
             request.values.len()
         )));
     }
+    check_observed(request, plan)?;
     if let Change::Update {
+        learning_rate_scale: scale,
+    }
+    | Change::Observe {
         learning_rate_scale: scale,
     } = request.change
     {
@@ -276,6 +326,32 @@ fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
     }
     if request.require_finite {
         check_finite(request, plan)?;
+    }
+    Ok(())
+}
+
+/// Refuse shows and clicks that are not one for each key, finite and not negative.
+fn check_observed(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
+    let observes = matches!(request.change, Change::Observe { .. });
+    let Some((shows, clicks)) = request.observed.filter(|_| observes) else {
+        if observes == request.observed.is_some() {
+            return Ok(());
+        }
+        let reason = "shows and clicks go with an update, and both together";
+        return Err(ClientError::Invalid(reason.into()));
+    };
+    for (name, told) in [("shows", shows), ("clicks", clicks)] {
+        if told.len() != plan.len() {
+            let (told, keys) = (told.len(), plan.len());
+            let reason = format!("{told} {name} came for {keys} keys: there must be one for each");
+            return Err(ClientError::Invalid(reason));
+        }
+        if let Some(at) = told.iter().position(|one| !(0.0..=f32::MAX).contains(one)) {
+            return Err(ClientError::Invalid(format!(
+                "{name}[{at}] is {}; allowed: finite and not negative",
+                told[at]
+            )));
+        }
     }
     Ok(())
 }
@@ -307,6 +383,29 @@ fn check_finite(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientErro
     })
 }
 
+/// What an answer tells.
+fn answered(opcode: Opcode, meta: &[u8]) -> Result<Done, Refusal> {
+    let mut gone = Gone::default();
+    let applied = match opcode {
+        Opcode::DeleteReply => {
+            let reply = DeleteReply::decode(meta)?;
+            gone.deleted = reply.rows;
+            reply.applied_slots
+        }
+        Opcode::ExpireReply => {
+            let reply = ExpireReply::decode(meta)?;
+            (gone.unseen, gone.score, gone.norm) = (reply.unseen, reply.score, reply.norm);
+            gone.counters = reply.counters;
+            reply.applied_slots
+        }
+        _ => PushReply::decode(meta)?.applied_slots,
+    };
+    Ok(Done {
+        applied_slots: u64::from(applied),
+        gone,
+    })
+}
+
 impl Push {
     /// Whether the outcome is known.
     pub fn is_over(&self) -> bool {
@@ -323,10 +422,14 @@ impl Push {
         outcome
     }
 
-    /// Rows that a delete removed, once it has ended. What a try removed whose answer was lost is
-    /// not among them.
+    /// What it did, once it has ended.
+    pub fn done(&self) -> Done {
+        *self.done.lock()
+    }
+
+    /// Rows that a delete removed, once it has ended.
     pub fn removed(&self) -> u64 {
-        self.removed.load(Ordering::Acquire)
+        self.done().gone.deleted
     }
 
     async fn finish(&self, client: &Client) -> Result<(), ClientError> {
@@ -370,15 +473,14 @@ impl State {
         // The answers of all parts are needed to tell what is known of the whole.
         self.requests
             .finish(client, None, deadline, true, |request, frame| {
-                let removed = match frame.header.opcode {
-                    Opcode::DeleteReply => DeleteReply::decode(&frame.meta).map(|reply| reply.rows),
-                    _ => PushReply::decode(&frame.meta).map(|_| 0),
-                };
-                let removed = removed.map_err(|refusal| ClientError::Protocol {
+                let done = answered(frame.header.opcode, &frame.meta);
+                let done = done.map_err(|refusal| ClientError::Protocol {
                     address: request.address(),
                     reason: refusal.to_string(),
                 })?;
-                push.removed.fetch_add(removed, Ordering::AcqRel);
+                let mut all = push.done.lock();
+                all.applied_slots += done.applied_slots;
+                all.gone += done.gone;
                 Ok(())
             })
             .await?;

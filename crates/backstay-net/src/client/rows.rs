@@ -59,6 +59,35 @@ pub fn merge(entries: &[Entry], first: usize, values: &[f32], merged: &mut [f32]
     }
 }
 
+/// The same with the shows and clicks of the batch behind the values of each key: rows of `merged`
+/// have two elements more than those of `values`.
+pub fn merge_observed(
+    entries: &[Entry],
+    first: usize,
+    values: &[f32],
+    (shows, clicks): (&[f32], &[f32]),
+    merged: &mut [f32],
+    width: usize,
+) {
+    let mut fresh = first;
+    for entry in entries {
+        let (index, unique) = (entry.index as usize, entry.unique as usize);
+        let value = &values[index * (width - 2)..][..width - 2];
+        let sum = &mut merged[(unique - first) * width..][..width];
+        if unique == fresh {
+            sum[..width - 2].copy_from_slice(value);
+            sum[width - 2..].copy_from_slice(&[shows[index], clicks[index]]);
+            fresh += 1;
+            continue;
+        }
+        for (sum, value) in sum.iter_mut().zip(value) {
+            *sum += value;
+        }
+        sum[width - 2] += shows[index];
+        sum[width - 1] += clicks[index];
+    }
+}
+
 fn merge_sized<const N: usize>(
     entries: &[Entry],
     first: usize,
@@ -85,6 +114,16 @@ fn merge_sized<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shows_and_clicks_are_merged_behind_the_gradients() {
+        let entries = [(2, 5), (0, 6), (1, 5)].map(|(index, unique)| Entry { index, unique });
+        let values = [1.0, 2.0, 10.0, 20.0, 100.0, 200.0];
+        let (shows, clicks) = ([1.0, 2.0, 4.0], [8.0, 16.0, 32.0]);
+        let mut merged = [9.0; 8];
+        merge_observed(&entries, 5, &values, (&shows, &clicks), &mut merged, 4);
+        assert_eq!(merged.map(|one| one as u32), [110, 220, 6, 48, 1, 2, 1, 8]);
+    }
 
     #[test]
     fn rows_are_spread_and_merged_at_every_width() {

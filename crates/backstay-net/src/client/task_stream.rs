@@ -56,7 +56,11 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Arc<Push>, ClientError> {
         let attempt = Attempt(Some(&stream.queue));
-        let pushed = if matches!(request.change, Change::Update { .. }) {
+        let updates = matches!(
+            request.change,
+            Change::Update { .. } | Change::Observe { .. } | Change::Decay { .. }
+        );
+        let pushed = if updates {
             let queue = &stream.queue;
             self.push_to(queue, ordinal, request, plan, deadline).await
         } else {

@@ -8,7 +8,6 @@ use tokio::io::AsyncWrite;
 
 use super::{Reply, RequestHandler};
 use crate::frame_io::Frame;
-use crate::stats::add;
 
 impl<W: AsyncWrite + Unpin> RequestHandler<W> {
     /// Whether there is an answer already.
@@ -23,12 +22,11 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
 
     pub(super) fn delete_reply(&mut self, request_id: u64, report: StageReport) {
         self.count_change(report);
-        add(&self.shared.counters.rows_deleted, report.removed);
         let reply = DeleteReply {
             routing_version: self.shared.store.routing_version(),
             applied_slots: report.staged,
             skipped_slots: report.skipped,
-            rows: report.removed,
+            rows: report.gone.deleted,
         };
         self.small_reply(Opcode::DeleteReply, request_id, &reply.encode(), &[]);
     }

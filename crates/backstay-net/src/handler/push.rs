@@ -2,7 +2,7 @@
 
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
-use backstay_core::transaction::{Batch, Change, Transaction};
+use backstay_core::transaction::{Batch, Transaction};
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 use tokio::io::AsyncWrite;
 
@@ -16,11 +16,17 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
     /// Whether there is an answer already.
     pub(super) fn push(&mut self, frame: Frame) -> Result<bool, Refusal> {
         let meta = PushMeta::decode(&frame.meta)?;
-        if meta.change == Change::Delete {
-            let reason = "a delete came in the frame of a push";
+        if !meta.change.creates() {
+            let reason = "a delete, an expiry or a decay came in the frame of a push";
             return Err(Refusal::Protocol(reason.into()));
         }
-        let elements = self.check_elements(meta.table, meta.row_elements)?;
+        // Show and click stand behind the gradient.
+        let told = meta.change.values(0) as u32;
+        let elements = meta.row_elements.checked_sub(told).ok_or_else(|| {
+            let reason = format!("{} elements have no show and click", meta.row_elements);
+            Refusal::InvalidRequest(reason)
+        })?;
+        let elements = self.check_elements(meta.table, elements)? + told as usize;
         let reply = Reply::Push(meta.key_count as usize);
         self.change_rows(frame, &meta, elements, reply)
     }
@@ -72,6 +78,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
 
     pub(super) fn count_change(&self, report: StageReport) {
         let counters = &self.shared.counters;
+        counters.count_gone(&report.gone);
         let repeated = report.staged == 0 && report.skipped > 0;
         add(
             if repeated {

@@ -308,7 +308,14 @@ fn prepared(replicator: &Replicator, lsn: u64, behind: impl Iterator<Item = u64>
     };
     let space = replicator.store().space();
     let mut push = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
-    push.optimizer = Some(replicator.store().spec(push.table).unwrap().optimizer);
+    push.optimizer = Some(
+        replicator
+            .store()
+            .spec(push.table)
+            .unwrap()
+            .optimizer
+            .stamp(),
+    );
     replicator.make_room(&mut push);
     let place = |run: &Run| StagedRun {
         term: 1,

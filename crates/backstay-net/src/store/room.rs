@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use backstay_core::error::Refusal;
-use backstay_core::transaction::{Change, Run, Transaction};
+use backstay_core::transaction::{Run, Transaction};
 
 use super::Store;
 
@@ -67,7 +67,7 @@ impl Store {
         transaction: &Transaction,
         runs: &[Run],
     ) -> Result<u64, Refusal> {
-        if matches!(transaction.change, Change::Delete | Change::Close) {
+        if !transaction.change.creates() {
             return Ok(0);
         }
         let keys = transaction.batch.keys();
@@ -77,8 +77,7 @@ impl Store {
             let run = |run: &Run| &keys[run.start as usize..run.end as usize];
             let part: Vec<u64> = runs.iter().flat_map(run).copied().collect();
             let engine = self.stripes[stripe].read();
-            let table = engine.table(transaction.table)?;
-            wanted += table.growth_bytes(&part) as u64;
+            wanted += engine.growth_bytes(transaction.table, &part)? as u64;
         }
         Ok(wanted)
     }

@@ -8,6 +8,7 @@ use backstay_core::engine::{
     CopyPiece, CopyReader, ServingState, SlotCopy, SlotMemory, StageReport, Staged,
 };
 use backstay_core::error::Refusal;
+use backstay_core::life::Gone;
 use backstay_core::replication::Rows;
 use backstay_core::table::PlainRows;
 use backstay_core::transaction::{StagedRun, Transaction};
@@ -58,12 +59,16 @@ impl Rows for Store {
         Ok(())
     }
 
-    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<u64, Refusal> {
-        let mut removed = 0;
+    fn commit(
+        &self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+    ) -> Result<Gone, Refusal> {
+        let mut gone = Gone::default();
         for (stripe, part) in self.stripes_of_places(places) {
-            removed += self.write(stripe, None, |engine| engine.commit(transaction, part))?;
+            gone += self.write(stripe, None, |engine| engine.commit(transaction, part))?;
         }
-        Ok(removed)
+        Ok(gone)
     }
 
     fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal> {

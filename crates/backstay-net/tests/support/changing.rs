@@ -76,6 +76,8 @@ pub fn update(values: &[f32]) -> PushRequest<'_> {
         },
         values,
         require_finite: true,
+        observed: None,
+        only_count: false,
     }
 }
 

@@ -135,6 +135,8 @@ pub async fn push_all(
         },
         values,
         require_finite: true,
+        observed: None,
+        only_count: false,
     };
     let push = client.push(&request, plan, deadline).await?;
     push.wait(client).await

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61\x63kstay/v1/sync.proto\x12\x0b\x62\x61\x63kstay.v1\"9\n\x07LedTask\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"X\n\rFollowRequest\x12\"\n\x04task\x18\x01 \x01(\x0b\x32\x14.backstay.v1.LedTask\x12\x10\n\x08instance\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\"E\n\x08SyncStep\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x14\n\x0c\x66irst_record\x18\x02 \x01(\r\x12\x14\n\x0crecord_count\x18\x03 \x01(\r\"\x88\x01\n\rTableGradient\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x0b\n\x03\x64im\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x10\n\x08\x65lements\x18\x06 \x01(\x04\x12\x1b\n\x13learning_rate_scale\x18\x07 \x01(\x02\"\xa3\x01\n\x11\x43ontributeRequest\x12\"\n\x04task\x18\x01 \x01(\x0b\x32\x14.backstay.v1.LedTask\x12\x10\n\x08instance\x18\x02 \x01(\x04\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\r\x12-\n\tgradients\x18\x04 \x03(\x0b\x32\x1a.backstay.v1.TableGradient\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x0c\n\x04loss\x18\x06 \x01(\x01\"#\n\x12\x43ontributeResponse\x12\r\n\x05taken\x18\x01 \x01(\x08\x32\x9b\x01\n\x0bSyncService\x12=\n\x06\x46ollow\x12\x1a.backstay.v1.FollowRequest\x1a\x15.backstay.v1.SyncStep0\x01\x12M\n\nContribute\x12\x1e.backstay.v1.ContributeRequest\x1a\x1f.backstay.v1.ContributeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61\x63kstay/v1/sync.proto\x12\x0b\x62\x61\x63kstay.v1\"9\n\x07LedTask\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"X\n\rFollowRequest\x12\"\n\x04task\x18\x01 \x01(\x0b\x32\x14.backstay.v1.LedTask\x12\x10\n\x08instance\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\"E\n\x08SyncStep\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x14\n\x0c\x66irst_record\x18\x02 \x01(\r\x12\x14\n\x0crecord_count\x18\x03 \x01(\r\"\x98\x01\n\rTableGradient\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x0b\n\x03\x64im\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x10\n\x08\x65lements\x18\x06 \x01(\x04\x12\x1b\n\x13learning_rate_scale\x18\x07 \x01(\x02\x12\x0e\n\x06\x63ounts\x18\x08 \x01(\x0c\"\xa3\x01\n\x11\x43ontributeRequest\x12\"\n\x04task\x18\x01 \x01(\x0b\x32\x14.backstay.v1.LedTask\x12\x10\n\x08instance\x18\x02 \x01(\x04\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\r\x12-\n\tgradients\x18\x04 \x03(\x0b\x32\x1a.backstay.v1.TableGradient\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x0c\n\x04loss\x18\x06 \x01(\x01\"#\n\x12\x43ontributeResponse\x12\r\n\x05taken\x18\x01 \x01(\x08\x32\x9b\x01\n\x0bSyncService\x12=\n\x06\x46ollow\x12\x1a.backstay.v1.FollowRequest\x1a\x15.backstay.v1.SyncStep0\x01\x12M\n\nContribute\x12\x1e.backstay.v1.ContributeRequest\x1a\x1f.backstay.v1.ContributeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SYNCSTEP']._serialized_start=188
   _globals['_SYNCSTEP']._serialized_end=257
   _globals['_TABLEGRADIENT']._serialized_start=260
-  _globals['_TABLEGRADIENT']._serialized_end=396
-  _globals['_CONTRIBUTEREQUEST']._serialized_start=399
-  _globals['_CONTRIBUTEREQUEST']._serialized_end=562
-  _globals['_CONTRIBUTERESPONSE']._serialized_start=564
-  _globals['_CONTRIBUTERESPONSE']._serialized_end=599
-  _globals['_SYNCSERVICE']._serialized_start=602
-  _globals['_SYNCSERVICE']._serialized_end=757
+  _globals['_TABLEGRADIENT']._serialized_end=412
+  _globals['_CONTRIBUTEREQUEST']._serialized_start=415
+  _globals['_CONTRIBUTEREQUEST']._serialized_end=578
+  _globals['_CONTRIBUTERESPONSE']._serialized_start=580
+  _globals['_CONTRIBUTERESPONSE']._serialized_end=615
+  _globals['_SYNCSERVICE']._serialized_start=618
+  _globals['_SYNCSERVICE']._serialized_end=773
 # @@protoc_insertion_point(module_scope)

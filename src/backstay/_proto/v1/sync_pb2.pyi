@@ -116,6 +116,7 @@ class TableGradient(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     ELEMENTS_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_SCALE_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     keys: _builtins.bytes
     """uint64, little endian; empty if it is dense."""
@@ -127,6 +128,8 @@ class TableGradient(_message.Message):
     elements: _builtins.int
     """Numbers in the whole tensor, if it is dense."""
     learning_rate_scale: _builtins.float
+    counts: _builtins.bytes
+    """float32, little endian: show and click of each key, one after the other; empty: not told."""
     def __init__(
         self,
         *,
@@ -137,10 +140,11 @@ class TableGradient(_message.Message):
         offset: _builtins.int = ...,
         elements: _builtins.int = ...,
         learning_rate_scale: _builtins.float = ...,
+        counts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "elements", b"elements", "keys", b"keys", "learning_rate_scale", b"learning_rate_scale", "offset", b"offset", "table", b"table", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "dim", b"dim", "elements", b"elements", "keys", b"keys", "learning_rate_scale", b"learning_rate_scale", "offset", b"offset", "table", b"table", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

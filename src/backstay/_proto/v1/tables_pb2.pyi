@@ -58,6 +58,9 @@ class Table(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     MASTER_ROWS_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    COUNTER_BYTES_FIELD_NUMBER: _builtins.int
+    ROW_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     id: _builtins.int
     """A fixed hash of the name, under which the table travels on the data plane."""
@@ -72,6 +75,13 @@ class Table(_message.Message):
     """Of these rows, those in slots that the answering node is master of: summed over all nodes, each
     row counts once. 0 from a node of an earlier release.
     """
+    counters: _builtins.int
+    """Of a table whose admission counts: counters of keys without a row that the answering node holds,
+    and their memory.
+    """
+    counter_bytes: _builtins.int
+    row_bytes: _builtins.int
+    """Of a table with a lifetime: memory of one row, with its key and its place in the index."""
     def __init__(
         self,
         *,
@@ -82,10 +92,13 @@ class Table(_message.Message):
         bytes: _builtins.int = ...,
         revision: _builtins.int = ...,
         master_rows: _builtins.int = ...,
+        counters: _builtins.int = ...,
+        counter_bytes: _builtins.int = ...,
+        row_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "master_rows", b"master_rows", "name", b"name", "revision", b"revision", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "counter_bytes", b"counter_bytes", "counters", b"counters", "id", b"id", "master_rows", b"master_rows", "name", b"name", "revision", b"revision", "row_bytes", b"row_bytes", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,7 +176,9 @@ class SetTableRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     settings_json: _builtins.str
-    """A JSON object: settings of the optimizer by name, and non_finite as in a description."""
+    """A JSON object: settings of the optimizer by name, non_finite as in a description, and those of
+    the lifetime, such as expiry.unseen_seconds.
+    """
     dry_run: _builtins.bool
     """Only say what would change."""
     def __init__(

@@ -76,8 +76,8 @@ class TablesServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetTable(self, request, context):
-        """Changes settings of a table that is there: those of its optimizer that do not change the layout
-        of its rows, and the policy for bad gradients. Every push that a master takes on after the
+        """Changes settings of a table that is there: those of its optimizer and its lifetime that do not
+        change the layout of its rows, and the policy for bad gradients. Every push that a master takes on after the
         answer is applied under them.
 
         NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that

@@ -48,8 +48,8 @@ class TablesServiceStub:
     INVALID_ARGUMENT: a setting is wrong. RESOURCE_EXHAUSTED: too many tables.
     """
     SetTable: _grpc.UnaryUnaryMultiCallable[_tables_pb2.SetTableRequest, _tables_pb2.SetTableResponse]
-    """Changes settings of a table that is there: those of its optimizer that do not change the layout
-    of its rows, and the policy for bad gradients. Every push that a master takes on after the
+    """Changes settings of a table that is there: those of its optimizer and its lifetime that do not
+    change the layout of its rows, and the policy for bad gradients. Every push that a master takes on after the
     answer is applied under them.
 
     NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that
@@ -77,8 +77,8 @@ class TablesServiceAsyncStub(TablesServiceStub):
     INVALID_ARGUMENT: a setting is wrong. RESOURCE_EXHAUSTED: too many tables.
     """
     SetTable: _aio.UnaryUnaryMultiCallable[_tables_pb2.SetTableRequest, _tables_pb2.SetTableResponse]  # type: ignore[assignment]
-    """Changes settings of a table that is there: those of its optimizer that do not change the layout
-    of its rows, and the policy for bad gradients. Every push that a master takes on after the
+    """Changes settings of a table that is there: those of its optimizer and its lifetime that do not
+    change the layout of its rows, and the policy for bad gradients. Every push that a master takes on after the
     answer is applied under them.
 
     NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that
@@ -115,8 +115,8 @@ class TablesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tables_pb2.SetTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tables_pb2.SetTableResponse, _abc.Awaitable[_tables_pb2.SetTableResponse]]:
-        """Changes settings of a table that is there: those of its optimizer that do not change the layout
-        of its rows, and the policy for bad gradients. Every push that a master takes on after the
+        """Changes settings of a table that is there: those of its optimizer and its lifetime that do not
+        change the layout of its rows, and the policy for bad gradients. Every push that a master takes on after the
         answer is applied under them.
 
         NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that

@@ -28,20 +28,27 @@ class CheckpointEvents(JobCore):
             self.saves_still = self._saves_when_stopped and self.has_unsaved_steps
 
     def take_checkpoint_due(self) -> bool:
-        """Return whether a checkpoint is to be written now; the caller writes it."""
+        """Return whether a checkpoint is to be written now; the caller writes it.
+
+        Not before the rows were seen to at the end of a pass, so that it has what that made.
+        """
+        if self.upkeep_due is not None:
+            return False
         due, self.checkpoint_due = self.checkpoint_due, False
         return due
 
-    def note_checkpoint(self, checkpoint: str, steps: int, url: str) -> None:
+    def note_checkpoint(self, checkpoint: str, steps: int, url: str, *, upkeeps: int = 0) -> None:
         """Take note of a written checkpoint.
 
         Args:
             checkpoint: Its id.
             steps: Of the job when it was begun.
             url: Its folder.
+            upkeeps: That had changed rows when it was begun.
         """
         self.note_trouble("checkpoint", "")
         self.figures["saved_steps"] = steps
+        self.figures["saved_upkeeps"] = upkeeps
         self.state = replace(self.state, checkpoint=checkpoint, checkpoint_url=url)
         self.stage_state()
 

@@ -127,11 +127,13 @@ class RestoreEvents(JobCore):
         self._take_figures(progress, restore_version)
         self.rounds.erase_all(range(schedule.passes_over + 1, self.state.passes_begun + 1))
         self.schedule = schedule
+        begun = schedule.passes_begun(progress.passes_begun)
         self.state = replace(
             self.state,
             starts=self.state.starts + 1,
             inexact=progress.inexact,
-            passes_begun=schedule.passes_begun(progress.passes_begun),
+            passes_begun=begun,
+            pass_starts={n: at for n, at in self.state.pass_starts.items() if int(n) <= begun},
             # Later ones are of a model that is gone.
             evaluations=tuple(
                 one for one in self.state.evaluations if one["steps"] <= self.figures["steps"]

@@ -35,7 +35,7 @@ class RoundEvents(JobCore):
         while not self.is_over:
             wanted = self.schedule.open_rounds
             self.rounds.cut_others(self.schedule.kept_rounds, self.schedule.reason)
-            ended = [self._bring(round_id) for round_id in wanted]
+            ended = [self._bring(round_id) for round_id in wanted if self._may_open(round_id)]
             due = [one for one in ended if one is not None and one.is_evaluation]
             over = [one for one in ended if one is not None and not one.is_evaluation]
             for opened in over:
@@ -46,8 +46,10 @@ class RoundEvents(JobCore):
                     f", {dead_letters} tasks dead-lettered" if dead_letters else "",
                 )
                 self.schedule.round_over(opened.id, dead_letters=dead_letters)
-                if opened.id.kind is RoundKind.TRAINING and self.spec.checkpoint.every == "pass":
-                    self.checkpoint_due = True
+                if opened.id.kind is RoundKind.TRAINING:
+                    self.checkpoint_due |= self.spec.checkpoint.every == "pass"
+                    if not self.sees_to_rows:
+                        self.figures["upkept_passes"] = self.schedule.passes_over
             if not over:
                 break
             self.stage_state()
@@ -56,17 +58,33 @@ class RoundEvents(JobCore):
         self.rounds.drop_finished(self.schedule.kept_rounds)
         return due
 
+    def _may_open(self, round_id: RoundId) -> bool:
+        """Whether a round is open, or nothing is to be done to the rows before it begins."""
+        return self.upkeep_due is None or self.rounds.get(round_id) is not None
+
     def _bring(self, round_id: RoundId) -> OpenRound | None:
         """Open a round unless it is open; returns it if it is over."""
         opened = self.rounds.get(round_id)
         if opened is None:
             opened = self._open(round_id)
             if round_id.kind is RoundKind.TRAINING and round_id.number > self.state.passes_begun:
-                self.state = replace(self.state, passes_begun=round_id.number)
+                self.state = replace(
+                    self.state,
+                    passes_begun=round_id.number,
+                    pass_starts=self._pass_starts(round_id.number),
+                )
                 self.stage_state()
             log.info("%s begins: %d tasks", round_id, len(opened.table))
             self.notify()
         return opened if opened.ledger.is_over else None
+
+    def _pass_starts(self, begun: int) -> dict[str, int]:
+        """Return when the newest passes began, with one that begins now."""
+        kept = self.spec.lifetime.unseen_passes
+        if self.unix_s is None or not kept:
+            return {}
+        starts = {**self.state.pass_starts, str(begun): int(self.unix_s())}
+        return {name: at for name, at in starts.items() if begun - kept < int(name) <= begun}
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
         """Take the metrics of an evaluation whose tasks are all over."""
@@ -99,8 +117,12 @@ class RoundEvents(JobCore):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the schedule is at its end and the job is not over: it is to be saved."""
-        return self.schedule.outcome is not None and not self.is_over
+        """Whether the schedule is at its end and the job is not over: it is to be saved.
+
+        The rows were seen to, then.
+        """
+        ended = self.schedule.outcome is not None and not self.is_over
+        return ended and self.upkeep_due is None
 
     def _end_with_schedule(self) -> None:
         if self._ends_itself:

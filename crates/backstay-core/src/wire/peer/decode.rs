@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::frame::Reader;
 use super::super::message::PushMeta;
-use super::super::settings::{read_optimizer, OPTIMIZER_WORDS};
+use super::super::settings::{read_optimizer, read_stamp};
 use super::{
     Introduction, PeerFrame, Purpose, CLOSED_WORDS, ORDER_WORDS, PEER_VERSION, PLACE_WORDS,
     STREAM_WORDS,
@@ -12,6 +12,7 @@ use super::{
 use crate::engine::SlotMemory;
 use crate::error::{code, Refusal};
 use crate::hash::SlotSpace;
+use crate::optimizer::OptimizerStamp;
 use crate::replication::message::{Message, Refuse, SlotOrder};
 use crate::stream::{StreamId, StreamWindow};
 use crate::transaction::{Batch, Run, StagedRun, Transaction};
@@ -138,10 +139,11 @@ fn decode_prepare(
 ) -> Result<PeerFrame, Refusal> {
     let (number, lsn, decided) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let count = fields.u64()? as usize;
-    let mut optimizer = [0; OPTIMIZER_WORDS];
+    let mut optimizer = [0; OptimizerStamp::WORDS];
     for word in &mut optimizer {
         *word = fields.u64()?;
     }
+    let stamp = read_stamp(fields.u64()?);
     let push = PushMeta::decode(fields.rest())?;
     let (keys, elements) = (push.key_count as usize, push.row_elements as usize);
     let values = keys.saturating_mul(elements);
@@ -184,6 +186,7 @@ fn decode_prepare(
         whole
     };
     transaction.optimizer = read_optimizer(optimizer)?;
+    transaction.stamp = stamp;
     Ok(PeerFrame::Message(Message::Prepare {
         number,
         lsn,
@@ -221,7 +224,7 @@ fn decode_copy_rows(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Me
 
 fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
     let (number, position) = (fields.u64()?, fields.u64()?);
-    let (streams, closed) = (fields.u64()?, fields.u64()?);
+    let (streams, closed, time) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let slot = words.order()?;
     let id = |words: &[u64]| StreamId {
         job: words[0],
@@ -246,6 +249,7 @@ fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Mes
             position,
             streams,
             closed: closed.chunks_exact(CLOSED_WORDS).map(id).collect(),
+            time: time as u32,
         },
     })
 }

@@ -2,13 +2,16 @@
 
 Two threads: one reads the stream of routing tables from any node and goes to the next when it
 breaks; one hears from the native client that servers do not answer, and then asks other nodes,
-because the one that is watched may be the one that hangs. Imports the trainer's directory, the
-records and the errors. Never moves rows, never holds its :class:`~backstay.trainer.Client`.
+because the one that is watched may be the one that hangs. Imports the directory, the records and
+the errors. Never moves rows, never holds its :class:`~backstay.trainer.Client`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,9 +20,10 @@ import numpy as np
 
 from backstay._native import DataClient
 from backstay.cluster.directory import ClusterInfo, Directory, RoutingStream
+from backstay.config import ClientConfig
 from backstay.errors import BackstayError, ClosedError
 
-__all__ = ["ClusterWatch", "ProgressHook", "set_routing"]
+__all__ = ["ClusterWatch", "ProgressHook", "made_data_plane", "set_routing"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,6 +50,32 @@ def set_routing(native: DataClient, info: ClusterInfo) -> bool:
         generation=routing.generation,
         loss=info.loss,
     )
+
+
+def made_data_plane(config: ClientConfig, info: ClusterInfo) -> DataClient:
+    """Return a native client of that cluster, going by the routing in ``info``.
+
+    Raises:
+        ConfigError: A TLS file cannot be read or is damaged.
+    """
+    pems = config.read_pems()
+    native = DataClient(
+        cluster_id=info.cluster_id,
+        client_name=f"{socket.gethostname()}:{os.getpid()}",
+        # 64 random bits name this client's stream of pushes.
+        stream_job=secrets.randbits(64),
+        token=config.token,
+        tls_ca_pem=pems.ca,
+        tls_cert_pem=pems.cert,
+        tls_key_pem=pems.key,
+        connect_timeout_ms=config.connect_timeout_ms,
+        stall_timeout_ms=config.stall_timeout_ms,
+        max_frame_bytes=config.max_frame_bytes,
+        part_bytes=config.part_bytes,
+        max_pushes_in_flight=config.max_pushes_in_flight,
+    )
+    set_routing(native, info)
+    return native
 
 
 class ClusterWatch:

@@ -1,0 +1,326 @@
+//! A user function with its settings, and what each kind of them is given and returns.
+//!
+//! The optimizer's kind is in [`crate::optimizer`]; it has states besides.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::check::{ExpressionError, Shape, Signature, Type, MAX_MAGNITUDE};
+use super::node::Expression;
+use super::program::{Evaluation, Program};
+
+/// Most settings of a user function.
+pub const MAX_SETTINGS: usize = 8;
+/// Longest name of a user function, a setting or a state.
+const MAX_NAME_BYTES: usize = 64;
+
+/// Why a user function was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[allow(missing_docs)] // The messages say it.
+pub enum FunctionError {
+    #[error("user function {name}: {error}")]
+    Expression {
+        name: String,
+        error: ExpressionError,
+    },
+    #[error("user function {name}: {given:?} is no name of a {what}; allowed: 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _, no digit first")]
+    Name {
+        name: String,
+        what: &'static str,
+        given: String,
+    },
+    #[error("user function {name}: {given:?} names two things, or is taken; choose another name for the {what}")]
+    TakenName {
+        name: String,
+        what: &'static str,
+        given: String,
+    },
+    #[error("user function {name}: {count} of {what}; allowed: up to {allowed}")]
+    TooMany {
+        name: String,
+        what: &'static str,
+        count: usize,
+        allowed: usize,
+    },
+    #[error("user function {name}: {what} is {value}; allowed: a number up to 1e30 in magnitude")]
+    Number {
+        name: String,
+        what: String,
+        value: String,
+    },
+}
+
+/// What a user function of a kind is given and returns.
+pub trait FunctionKind {
+    /// Its inputs, by name.
+    const INPUTS: &'static [(&'static str, Shape)];
+    /// Its result.
+    const RESULT: (&'static str, Type);
+}
+
+/// What a pull returns in the place of a row's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pull;
+
+/// How much a row is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Score;
+
+/// Whether a key gets a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admission;
+
+const STATISTICS: &[(&str, Shape)] = &[
+    ("time", Shape::Batch),
+    ("last_seen", Shape::Number),
+    ("frequency", Shape::Number),
+    ("show", Shape::Number),
+    ("click", Shape::Number),
+];
+
+impl FunctionKind for Pull {
+    const INPUTS: &'static [(&'static str, Shape)] = &[("weights", Shape::Vector)];
+    const RESULT: (&'static str, Type) = (
+        "weights",
+        Type {
+            shape: Shape::Vector,
+            mask: false,
+        },
+    );
+}
+
+impl FunctionKind for Score {
+    const INPUTS: &'static [(&'static str, Shape)] = STATISTICS;
+    const RESULT: (&'static str, Type) = (
+        "score",
+        Type {
+            shape: Shape::Scalar,
+            mask: false,
+        },
+    );
+}
+
+impl FunctionKind for Admission {
+    const INPUTS: &'static [(&'static str, Shape)] = STATISTICS;
+    const RESULT: (&'static str, Type) = (
+        "admitted",
+        Type {
+            shape: Shape::Scalar,
+            mask: true,
+        },
+    );
+}
+
+/// The statistics of one row, or of a key that has none yet.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct RowContext {
+    /// When it was pushed last, in seconds.
+    pub last_seen: f64,
+    /// How often it was pushed.
+    pub frequency: f64,
+    /// Its shows, decayed.
+    pub show: f64,
+    /// Its clicks, decayed.
+    pub click: f64,
+}
+
+/// The JSON form of a [`Function`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FunctionJson {
+    name: String,
+    #[serde(default)]
+    settings: BTreeMap<String, f64>,
+    expression: Expression,
+}
+
+/// A user function of a kind, checked and ready to run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(
+    try_from = "FunctionJson",
+    into = "FunctionJson",
+    bound = "K: FunctionKind + Clone"
+)]
+pub struct Function<K> {
+    json: FunctionJson,
+    program: Arc<Program>,
+    kind: PhantomData<K>,
+}
+
+impl<K> PartialEq for Function<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.json == other.json
+    }
+}
+
+impl<K: FunctionKind> TryFrom<FunctionJson> for Function<K> {
+    type Error = FunctionError;
+
+    fn try_from(json: FunctionJson) -> Result<Self, FunctionError> {
+        check_names(&json.name, "function", std::iter::once(&json.name), &[])?;
+        let taken: Vec<&str> = K::INPUTS.iter().map(|one| one.0).collect();
+        check_names(&json.name, "setting", json.settings.keys(), &taken)?;
+        for (setting, &value) in &json.settings {
+            check_number(&json.name, setting, value)?;
+        }
+        let inputs = K::INPUTS.iter().map(|&(name, shape)| (name.into(), shape));
+        let (result, wanted) = K::RESULT;
+        let signature = Signature {
+            inputs: inputs.collect(),
+            outside: None,
+            settings: json.settings.keys().cloned().collect(),
+            results: vec![(result.into(), wanted)],
+        };
+        let program = Program::new(&json.expression, &signature).map_err(|error| {
+            FunctionError::Expression {
+                name: json.name.clone(),
+                error,
+            }
+        })?;
+        Ok(Self {
+            json,
+            program: Arc::new(program),
+            kind: PhantomData,
+        })
+    }
+}
+
+impl<K> From<Function<K>> for FunctionJson {
+    fn from(function: Function<K>) -> Self {
+        function.json
+    }
+}
+
+/// Refuse names that are none, that are there twice or are taken, and too many of them.
+pub fn check_names<'a>(
+    function: &str,
+    what: &'static str,
+    names: impl Iterator<Item = &'a String>,
+    taken: &[&str],
+) -> Result<(), FunctionError> {
+    let name: String = function.chars().take(MAX_NAME_BYTES).collect();
+    let mut before: Vec<&str> = taken.to_vec();
+    for (at, given) in names.enumerate() {
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let fits = (1..=MAX_NAME_BYTES).contains(&given.len()) && given.bytes().all(word);
+        if !fits || given.as_bytes()[0].is_ascii_digit() {
+            let given = given.chars().take(MAX_NAME_BYTES).collect();
+            return Err(FunctionError::Name { name, what, given });
+        }
+        if before.contains(&given.as_str()) {
+            let given = given.clone();
+            return Err(FunctionError::TakenName { name, what, given });
+        }
+        if at == MAX_SETTINGS {
+            return Err(FunctionError::TooMany {
+                name,
+                what,
+                count: at + 1,
+                allowed: MAX_SETTINGS,
+            });
+        }
+        before.push(given);
+    }
+    Ok(())
+}
+
+/// Refuse a number that is not finite or too large.
+pub fn check_number(function: &str, what: &str, value: f64) -> Result<(), FunctionError> {
+    if value.abs() <= MAX_MAGNITUDE {
+        return Ok(());
+    }
+    Err(FunctionError::Number {
+        name: function.into(),
+        what: what.into(),
+        value: format!("{value:?}"),
+    })
+}
+
+impl<K> Function<K> {
+    /// The name that its user gave it.
+    pub fn name(&self) -> &str {
+        &self.json.name
+    }
+
+    /// Its settings by name.
+    pub fn settings(&self) -> &BTreeMap<String, f64> {
+        &self.json.settings
+    }
+
+    /// Refuse rows for which it would take too much memory.
+    pub fn check_elements(&self, elements: usize) -> Result<(), FunctionError> {
+        self.program
+            .check_elements(elements)
+            .map_err(|error| FunctionError::Expression {
+                name: self.json.name.clone(),
+                error,
+            })
+    }
+
+    fn begin(&self, elements: usize, rows: usize, inputs: &[f64]) -> Evaluation<'_> {
+        let settings = self.json.settings.values().copied();
+        let given: Vec<f64> = inputs.iter().copied().chain(settings).collect();
+        let most = Program::block_rows(elements).min(rows.max(1));
+        self.program.begin(elements, most, &given)
+    }
+}
+
+impl Function<Pull> {
+    /// Replace the weights of rows, \[n, `elements`], by the results.
+    pub fn apply(&self, elements: usize, weights: &mut [f32]) {
+        let mut evaluation = self.begin(elements, weights.len() / elements, &[]);
+        for rows in weights.chunks_mut(elements * evaluation.rows()) {
+            if let Some(input) = evaluation.narrow_input(0) {
+                input[..rows.len()].copy_from_slice(rows);
+            }
+            evaluation.run(rows.len() / elements, &[]);
+            rows.copy_from_slice(&evaluation.result(0)[..rows.len()]);
+        }
+    }
+}
+
+impl Function<Score> {
+    /// The score of each row at a time in seconds.
+    pub fn scores(&self, time: f64, rows: &[RowContext], out: &mut [f32]) {
+        self.of_statistics(time, rows, |at, result| out[at] = result);
+    }
+}
+
+impl Function<Admission> {
+    /// Whether each key gets a row, at a time in seconds.
+    pub fn admitted(&self, time: f64, rows: &[RowContext], out: &mut [bool]) {
+        self.of_statistics(time, rows, |at, result| out[at] = result != 0.0);
+    }
+}
+
+impl<K> Function<K> {
+    /// Run over rows of which the statistics are the inputs, as in [`STATISTICS`].
+    fn of_statistics(&self, time: f64, rows: &[RowContext], mut take: impl FnMut(usize, f32)) {
+        let fields: [fn(&RowContext) -> f64; 4] = [
+            |row| row.last_seen,
+            |row| row.frequency,
+            |row| row.show,
+            |row| row.click,
+        ];
+        let mut evaluation = self.begin(1, rows.len(), &[time]);
+        let most = evaluation.rows();
+        for (block, rows) in rows.chunks(most).enumerate() {
+            for (at, field) in fields.iter().enumerate() {
+                if let Some(input) = evaluation.wide_input(at + 1) {
+                    for (input, row) in input.iter_mut().zip(rows) {
+                        *input = field(row);
+                    }
+                }
+            }
+            evaluation.run(rows.len(), &[]);
+            let results = &evaluation.result(0)[..rows.len()];
+            for (at, &result) in results.iter().enumerate() {
+                take(block * most + at, result);
+            }
+        }
+    }
+}

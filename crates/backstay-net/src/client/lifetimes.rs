@@ -1,0 +1,88 @@
+//! Expiry and decay of a table by hand: slot by slot, and an expiry part by part, so that pushes of
+//! others go on in between.
+
+use backstay_core::life::{SlotPart, Thresholds};
+use backstay_core::transaction::Change;
+use tokio::time::{sleep, Instant};
+
+use super::error::ClientError;
+use super::link::Deadline;
+use super::push::{Done, PushRequest};
+use super::{no_routing, Client};
+use crate::replicator::periods::{decay_stream, REST};
+
+/// Steps in which a table is done: with more slots than that, some go together.
+const STEPS: u32 = 1024;
+
+impl Client {
+    /// Remove the rows of a table that have expired, or only count them. No threshold: those of the
+    /// table. It is a change of the client's own stream in each slot, so that a retry counts once.
+    pub async fn expire(
+        &self,
+        table: u64,
+        thresholds: Thresholds,
+        only_count: bool,
+        deadline: Deadline,
+    ) -> Result<Done, ClientError> {
+        let mut all = Done::default();
+        let parts = if only_count {
+            vec![SlotPart::WHOLE]
+        } else {
+            (0..SlotPart::PARTS).map(SlotPart::of).collect()
+        };
+        for keys in self.steps(&parts)? {
+            let request = PushRequest {
+                only_count,
+                ..PushRequest::new(table, 0, Change::Expire(thresholds), &[])
+            };
+            let begun = Instant::now();
+            let push = self.push(&request, &self.plan(&keys)?, deadline).await?;
+            push.wait(self).await?;
+            if !only_count {
+                sleep(begun.elapsed() * REST).await;
+            }
+            let done = push.done();
+            all.applied_slots += done.applied_slots;
+            all.gone += done.gone;
+        }
+        all.applied_slots /= parts.len() as u64;
+        Ok(all)
+    }
+
+    /// Multiply the shows and clicks of a table by `rate` (0: the table's), once for a period: a slot
+    /// does no period twice, and none before one that it did, whoever asks. How many slots did it now.
+    pub async fn decay(
+        &self,
+        table: u64,
+        rate: f32,
+        period: u64,
+        deadline: Deadline,
+    ) -> Result<u64, ClientError> {
+        let mut applied = 0;
+        for keys in self.steps(&[SlotPart::WHOLE])? {
+            // All askers number the period alike.
+            let stream = self.task_stream(decay_stream(table), 1, period)?;
+            stream.begin_batch(period)?;
+            let request = PushRequest::new(table, 0, Change::Decay { rate }, &[]);
+            let plan = self.plan(&keys)?;
+            let push = self.push_in(&stream, 0, &request, &plan, deadline).await?;
+            push.wait(self).await?;
+            applied += push.done().applied_slots;
+        }
+        Ok(applied)
+    }
+
+    /// The parts of slots, by a key each, in the steps in which a table is done.
+    fn steps(&self, parts: &[SlotPart]) -> Result<Vec<Vec<u64>>, ClientError> {
+        let space = self.newest().ok_or_else(no_routing)?.space;
+        let count = space.count();
+        let at_once = count.div_ceil(STEPS).max(1);
+        let step = |first: u32, part: &SlotPart| {
+            let slots = first..(first + at_once).min(count);
+            slots.map(|slot| part.key(space, slot)).collect()
+        };
+        let firsts = (0..count).step_by(at_once as usize);
+        let steps = firsts.flat_map(|first| parts.iter().map(move |part| step(first, part)));
+        Ok(steps.collect())
+    }
+}

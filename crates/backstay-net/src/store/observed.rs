@@ -1,0 +1,56 @@
+//! What a push tells of shows and clicks, and what a request asks of a table's lifetime: checked
+//! before anything changes.
+
+use backstay_core::error::Refusal;
+use backstay_core::gradient::{self, NonFinite};
+use backstay_core::spec::{Lifetime, NonFinitePolicy, TableSpec};
+use backstay_core::transaction::{Batch, Change};
+
+/// Refuse shows and clicks that are negative or not finite, then apply a policy to the gradients
+/// before them. Rows of values have two more elements than rows of the table.
+pub(super) fn check(
+    policy: &NonFinitePolicy,
+    spec: &TableSpec,
+    batch: &mut Batch,
+) -> Result<Result<(), NonFinite>, Refusal> {
+    let width = spec.row_elements() + 2;
+    let not_negative = |row: &[f32]| row[width - 2] >= 0.0 && row[width - 1] >= 0.0;
+    // Nearly always so, and looked at in long strides.
+    if *policy == NonFinitePolicy::Refuse
+        && gradient::first_non_finite(batch.values()).is_none()
+        && batch.values().chunks_exact(width).all(not_negative)
+    {
+        return Ok(Ok(()));
+    }
+    for (key, row) in batch.keys().iter().zip(batch.values().chunks_exact(width)) {
+        for (name, told) in [("show", row[width - 2]), ("click", row[width - 1])] {
+            if !(0.0..=f32::MAX).contains(&told) {
+                return Err(Refusal::InvalidRequest(format!(
+                    "table {}: the {name} of key {key} is {told}; allowed: finite and not negative",
+                    spec.name
+                )));
+            }
+        }
+    }
+    let rows = batch.values_mut().chunks_exact_mut(width);
+    // What was clipped before one that is refused does not matter: nothing of it is applied.
+    let mut clipped = rows.map(|row| gradient::apply_policy(policy, &mut row[..width - 2]));
+    Ok(clipped.find(Result::is_err).unwrap_or(Ok(())))
+}
+
+/// Refuse an expiry without a threshold, and a decay that changes nothing.
+pub(super) fn check_change(spec: &TableSpec, change: Change) -> Result<(), Refusal> {
+    let name = &spec.name;
+    let lifetime = spec.lifetime.as_ref();
+    let scores = lifetime.is_some_and(Lifetime::keeps_show_and_click);
+    let reason = match change {
+        Change::Expire(thresholds) if thresholds.is_empty() => format!(
+            "table {name} has no expiry: say unseen_seconds, score_below or norm_below, or give the table one"
+        ),
+        Change::Decay { rate } if scores && rate >= 1.0 => format!(
+            "a decay by {rate} of table {name} changes nothing: say a rate below 1, or give the table lifetime.score.decay"
+        ),
+        _ => return Ok(()),
+    };
+    Err(Refusal::InvalidRequest(reason))
+}

@@ -1,0 +1,365 @@
+"""User functions: Python functions over arrays that the servers run for each row.
+
+A function is called once, with symbols in the place of arrays; NumPy's operations on them are
+written down as an expression. No code of it is sent. The same function runs on NumPy arrays, which
+is how to test it. What cannot be written down is refused, with file and line.
+
+Imports its siblings in ``backstay.tables``, ``backstay.errors`` and NumPy; never does I/O.
+docs/guide/user-functions.md has examples, docs/reference/tables.md the rules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from backstay.errors import ConfigError
+from backstay.tables.expressions import (
+    COMPARISONS,
+    REDUCTIONS,
+    Expression,
+    ExpressionBuilder,
+    Shape,
+    Signature,
+    ValueType,
+)
+from backstay.tables.user import StateDefault
+
+__all__ = ["Traced", "trace"]
+
+_UFUNCS: dict[Any, str] = {
+    np.add: "add",
+    np.subtract: "sub",
+    np.multiply: "mul",
+    np.divide: "div",
+    np.power: "pow",
+    np.float_power: "pow",
+    np.maximum: "maximum",
+    np.minimum: "minimum",
+    np.negative: "neg",
+    np.absolute: "abs",
+    np.fabs: "abs",
+    np.sign: "sign",
+    np.sqrt: "sqrt",
+    np.exp: "exp",
+    np.log: "log",
+    np.logical_and: "and",
+    np.bitwise_and: "and",
+    np.logical_or: "or",
+    np.bitwise_or: "or",
+    np.logical_not: "not",
+    np.invert: "not",
+    **{getattr(np, name): name for name in COMPARISONS},
+}
+_REDUCTIONS: dict[Any, str] = {getattr(np, name): name for name in REDUCTIONS} | {
+    np.amax: "max",
+    np.amin: "min",
+}
+_ALLOWED = (
+    "allowed: + - * / **, comparisons, & | ~, and NumPy's abs, sign, sqrt, square, exp, log, "
+    "power, maximum, minimum, clip, where, sum, mean, max, min, zeros_like, ones_like, full_like"
+)
+_HERE = __file__
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function as data.
+
+    Attributes:
+        name: The function's.
+        settings: Its keyword-only parameters and their values; without the learning rate.
+        learning_rate: The default of ``learning_rate``, if it has one.
+        states: The parameters that are states.
+        expression: What it computes.
+    """
+
+    name: str
+    settings: dict[str, float]
+    learning_rate: float | None
+    states: dict[str, StateDefault]
+    expression: Expression
+
+
+def trace(
+    function: Callable[..., Any],
+    inputs: Mapping[str, Shape],
+    result: tuple[str, ValueType],
+    *,
+    settings: Mapping[str, float],
+    with_states: bool = False,
+) -> Traced:
+    """Call a function once with symbols and return what it computes.
+
+    Args:
+        function: Its positional parameters are inputs, or states if they have such a default; its
+            keyword-only ones are settings with numbers as defaults.
+        inputs: The inputs there are.
+        result: Name and type of what it returns.
+        settings: Values of settings other than their defaults.
+        with_states: Whether it may have states. It returns their new values behind the result.
+
+    Raises:
+        ConfigError: It does what cannot be an expression; the message names file and line.
+    """
+    tracer = _Tracer(function)
+    states, defaults = tracer.parameters(inputs, with_states=with_states)
+    learning_rate = defaults.pop("learning_rate", None) if with_states else None
+    wants_rate = with_states and "learning_rate" in inspect.signature(function).parameters
+    for name, value in settings.items():
+        if name not in defaults:
+            tracer.refuse(
+                f"it has no setting {name!r}; it has {', '.join(defaults) or 'none'}", None
+            )
+        defaults[name] = value
+    missing = [name for name, value in defaults.items() if value is None]
+    if missing:
+        tracer.refuse(f"the setting {missing[0]!r} has neither a value nor a default", None)
+    shapes = {"element": Shape.VECTOR, "row": Shape.SCALAR}
+    of_states = {name: shapes[state.per] for name, state in states.items()}
+    wanted = dict([result]) | {name: ValueType(shape) for name, shape in of_states.items()}
+    rate = {"learning_rate": Shape.BATCH} if wants_rate else {}
+    signature = Signature({**inputs, **rate, **of_states}, sorted(defaults), wanted)
+    expression = tracer.run(signature, list(rate))
+    values = {name: float(value) for name, value in defaults.items() if value is not None}
+    return Traced(tracer.name, values, learning_rate, states, expression)
+
+
+class _Tracer:
+    """One call of one function with symbols."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        code = getattr(function, "__code__", None)
+        if code is None:
+            raise ConfigError(f"{function!r} is no Python function written with def or lambda")
+        self.function = function
+        self.name = function.__name__ if function.__name__.isidentifier() else "function"
+        self.file = code.co_filename
+        self.first_line = code.co_firstlineno
+        self.builder = ExpressionBuilder(Signature({}, (), {}))
+
+    def parameters(
+        self, inputs: Mapping[str, Shape], *, with_states: bool
+    ) -> tuple[dict[str, StateDefault], dict[str, Any]]:
+        """Return the states, and the settings with their defaults (None without one)."""
+        states: dict[str, StateDefault] = {}
+        settings: dict[str, Any] = {}
+        for name, one in inspect.signature(self.function).parameters.items():
+            default = None if one.default is one.empty else one.default
+            if one.kind is one.KEYWORD_ONLY:
+                number = isinstance(default, (int, float)) and not isinstance(default, bool)
+                if default is not None and not number:
+                    self.refuse(f"the default of the setting {name!r} is no number", None)
+                settings[name] = default
+            elif one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                self.refuse(f"it takes *{name}; name each parameter", None)
+            elif isinstance(default, StateDefault) and with_states and name not in inputs:
+                states[name] = default
+            elif name not in inputs:
+                hint = "; a state has the default per_element() or per_row()" if with_states else ""
+                self.refuse(f"no input {name!r}; there are {', '.join(inputs)}{hint}", None)
+        return states, settings
+
+    def run(self, signature: Signature, rate: Sequence[str]) -> Expression:
+        """Call the function and return its expression."""
+        self.builder = ExpressionBuilder(signature)
+        symbols: dict[str, Any] = {}
+        for name, one in inspect.signature(self.function).parameters.items():
+            is_setting = one.kind is one.KEYWORD_ONLY and name not in rate
+            symbols[name] = self.symbol("setting" if is_setting else "input", name)
+        positional = [
+            symbols.pop(name)
+            for name, one in inspect.signature(self.function).parameters.items()
+            if one.kind is not one.KEYWORD_ONLY
+        ]
+        try:
+            returned = self.function(*positional, **symbols)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever the user's function raises
+            lines = [
+                line.lineno
+                for line in traceback.extract_tb(error.__traceback__)
+                if line.filename == self.file
+            ]
+            self.refuse(f"{type(error).__name__}: {error}", lines[-1] if lines else None)
+        values = returned if isinstance(returned, tuple) else (returned,)
+        nodes = [self.node_of(value) for value in values]
+        try:
+            return self.builder.finish(nodes)
+        except ConfigError as error:
+            self.refuse(str(error), None)
+
+    def symbol(self, operation: str, taken: str | float | tuple[int, ...]) -> Symbol:
+        """Return the value of a node; refuses what the rules do not allow."""
+        try:
+            return Symbol(self, self.builder.node(operation, taken))
+        except ConfigError as error:
+            self.refuse(str(error))
+
+    def apply(self, operation: str, values: Sequence[object]) -> Symbol:
+        """Return the value of an operation."""
+        return self.symbol(operation, tuple(self.node_of(value) for value in values))
+
+    def node_of(self, value: object) -> int:
+        """Return the node of a symbol or a number."""
+        if isinstance(value, Symbol):
+            if value.tracer is not self:
+                self.refuse("a value of another call of a user function")
+            return value.node
+        if isinstance(value, (bool, np.bool_)) or not (
+            isinstance(value, (int, float, np.number)) or (_is_number(value))
+        ):
+            self.refuse(f"a {type(value).__name__} where a number or an input is needed")
+        return self.symbol("constant", float(value)).node  # type: ignore[arg-type]  # a number
+
+    def refuse(self, message: str, line: int | None = -1) -> NoReturn:
+        """Raise with the place: the line that is running, a given one, or the function's first."""
+        if line == -1:
+            line = self._running_line()
+        where = f"{Path(self.file).name}, line {line or self.first_line}"
+        raise ConfigError(f"user function {self.name}, {where}: {message}") from None
+
+    def _running_line(self) -> int | None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == self.file and frame.f_code.co_filename != _HERE:
+                return frame.f_lineno
+            frame = frame.f_back
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf"
+
+
+class Symbol(NDArrayOperatorsMixin):
+    """The place of an array in a user function while it is traced."""
+
+    # Before NumPy's own arrays and scalars.
+    __array_priority__: ClassVar[float] = 1000.0
+
+    def __init__(self, tracer: _Tracer, node: int) -> None:
+        self.tracer = tracer
+        self.node = node
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Symbol:
+        """Write down an operation of NumPy."""
+        if method == "reduce" and ufunc is np.add and not options.get("axis"):
+            return self.tracer.apply("sum", inputs)
+        if method != "__call__" or options:
+            what = f"{ufunc.__name__}.{method}" if method != "__call__" else ufunc.__name__
+            given = f" with {', '.join(options)}" if options else ""
+            self.tracer.refuse(f"np.{what}{given} cannot run on the servers; {_ALLOWED}")
+        if ufunc is np.square:
+            return self.tracer.apply("mul", (inputs[0], inputs[0]))
+        if ufunc is np.reciprocal:
+            return self.tracer.apply("div", (1.0, inputs[0]))
+        if ufunc is np.positive:
+            return self
+        name = _UFUNCS.get(ufunc)
+        if name is None:
+            self.tracer.refuse(f"np.{ufunc.__name__} cannot run on the servers; {_ALLOWED}")
+        return self.tracer.apply(name, inputs)
+
+    def __array_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any], options: Mapping[str, Any]
+    ) -> Symbol:
+        """Write down a function of NumPy."""
+        tracer = self.tracer
+        name = getattr(function, "__name__", str(function))
+        if options:
+            tracer.refuse(f"np.{name} with {', '.join(options)} cannot run on the servers")
+        if function in _REDUCTIONS and len(arguments) == 1:
+            return tracer.apply(_REDUCTIONS[function], arguments)
+        if function is np.where and len(arguments) == 3:
+            return tracer.apply("where", arguments)
+        if function is np.clip and len(arguments) == 3:
+            return _clipped(tracer, *arguments)
+        if function in (np.zeros_like, np.ones_like) and len(arguments) == 1:
+            return tracer.symbol("constant", float(function is np.ones_like))
+        if function is not np.full_like or len(arguments) != 2:
+            tracer.refuse(
+                f"np.{name} of {len(arguments)} values cannot run on the servers; {_ALLOWED}"
+            )
+        return Symbol(tracer, tracer.node_of(arguments[1]))
+
+    def sum(self) -> Symbol:
+        """Return the sum of the row's elements."""
+        return self.tracer.apply("sum", (self,))
+
+    def mean(self) -> Symbol:
+        """Return the mean of the row's elements."""
+        return self.tracer.apply("mean", (self,))
+
+    def max(self) -> Symbol:
+        """Return the largest of the row's elements."""
+        return self.tracer.apply("max", (self,))
+
+    def min(self) -> Symbol:
+        """Return the smallest of the row's elements."""
+        return self.tracer.apply("min", (self,))
+
+    def clip(self, low: Any, high: Any) -> Symbol:
+        """Return the elements brought into an interval."""
+        return _clipped(self.tracer, self, low, high)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.tracer.refuse(f"a value has no .{name} on the servers; {_ALLOWED}")
+
+    def __bool__(self) -> bool:
+        self.tracer.refuse(
+            "if, while, and, or, not, min() or max() on a value: the function is traced once, for "
+            "all rows. Use np.where, & | ~, np.minimum or np.maximum"
+        )
+
+    def __len__(self) -> int:
+        return self._refuse_one("len() of a value")
+
+    def __iter__(self) -> Any:
+        self._refuse_one("a loop over a value, or unpacking it")
+
+    def __getitem__(self, _: Any) -> Any:
+        self._refuse_one("an index")
+
+    def __setitem__(self, _: Any, __: Any) -> None:
+        self._refuse_one("an assignment to elements")
+
+    def __contains__(self, _: Any) -> bool:
+        return self._refuse_one("'in' on a value")
+
+    def __float__(self) -> float:
+        return self._refuse_one("float() or a function of math on a value; NumPy's functions work")
+
+    def __int__(self) -> int:
+        return self._refuse_one("int() of a value")
+
+    def __index__(self) -> int:
+        return self._refuse_one("a value as an index")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        self._refuse_one("an array made of a value")
+
+    def _refuse_one(self, what: str) -> NoReturn:
+        self.tracer.refuse(f"{what} cannot run on the servers; {_ALLOWED}")
+
+
+# ``a += b`` in a function makes a new value, which the name then has.
+for _name in ("add", "sub", "mul", "truediv", "pow", "and", "or"):
+    setattr(Symbol, f"__i{_name}__", getattr(NDArrayOperatorsMixin, f"__{_name}__"))
+
+
+def _clipped(tracer: _Tracer, value: Any, low: Any, high: Any) -> Symbol:
+    raised = value if low is None else tracer.apply("maximum", (value, low))
+    return raised if high is None else tracer.apply("minimum", (raised, high))
