@@ -7,7 +7,7 @@
 
 use std::ops::AddAssign;
 
-use crate::hash::mix64;
+use crate::hash::{mix64, SlotSpace};
 use crate::spec::lifetime::{Evict, Expiry, Lifetime, Score};
 use crate::stream::TransactionId;
 
@@ -130,7 +130,7 @@ impl Statistics {
     }
 }
 
-/// Paddle's CtrCommonAccessor has it so.
+/// Paddle's `CtrCommonAccessor` has it so.
 pub fn score(show: f32, click: f32, rule: &Score) -> f64 {
     let (show, click) = (f64::from(show), f64::from(click));
     rule.nonclick_coefficient * (show - click) + rule.click_coefficient * click
@@ -139,8 +139,12 @@ pub fn score(show: f32, click: f32, rule: &Score) -> f64 {
 /// A number that grows with a float.
 fn ascending(value: f64) -> u64 {
     let bits = value.to_bits();
-    let sign = ((bits as i64) >> 63) as u64;
-    bits ^ (sign | 1 << 63)
+    let flipped = if value.is_sign_negative() {
+        u64::MAX
+    } else {
+        1 << 63
+    };
+    bits ^ flipped
 }
 
 /// How a table chooses the rows that go for want of room.
@@ -197,6 +201,53 @@ impl From<Expiry> for Thresholds {
             score_below: expiry.score_below,
             norm_below: expiry.norm_below,
         }
+    }
+}
+
+/// Which rows of a slot an expiry looks at, in as many parts as pushes can wait for: a hash of the key
+/// decides, and the key that stands for the slot says which part it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotPart {
+    part: u64,
+    parts: u64,
+}
+
+impl SlotPart {
+    /// Parts in which a large slot expires.
+    pub const PARTS: u64 = 8;
+    /// All rows.
+    pub const WHOLE: Self = Self { part: 0, parts: 1 };
+
+    /// One of [`Self::PARTS`].
+    pub fn of(part: u64) -> Self {
+        Self {
+            part,
+            parts: Self::PARTS,
+        }
+    }
+
+    /// The key that stands for this part of a slot.
+    pub fn key(self, space: SlotSpace, slot: u32) -> u64 {
+        // Of a whole slot 0, so that any key may stand for one.
+        space.key_in(slot, (self.parts - 1) << 8 | self.part)
+    }
+
+    /// What the hash of a key stands for. A key of a row, or one that is damaged, stands for the whole
+    /// slot.
+    pub fn of_hash(hash: u64) -> Self {
+        let number = hash & 0xff_ffff_ffff;
+        let (part, parts) = (number & 0xff, (number >> 8) + 1);
+        if parts == Self::PARTS && part < parts {
+            return Self { part, parts };
+        }
+        Self::WHOLE
+    }
+
+    /// Whether a row is in it; `hash` is its key's.
+    #[inline]
+    pub fn has(self, hash: u64) -> bool {
+        // The slot takes the bits above, the index of a map those below.
+        (hash >> 40) & (self.parts - 1) == self.part
     }
 }
 

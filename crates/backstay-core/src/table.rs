@@ -246,8 +246,11 @@ impl Table {
             }
             Change::Delete => return self.remove(keys),
             // Of tables with a lifetime: `write_live` does them.
-            Change::Observe { .. } | Change::Expire(_) | Change::Decay { .. } => {}
-            Change::Close => {}
+            Change::Observe { .. }
+            | Change::Expire(_)
+            | Change::Decay { .. }
+            // No rows.
+            | Change::Close => {}
         }
         0
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use backstay_core::engine::{CopyPiece, Engine, ServingState, SlotMemory, SlotSnapshot};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{table_id, SlotSpace};
-use backstay_core::life::{Gone, Thresholds};
+use backstay_core::life::{Gone, SlotPart, Thresholds};
 use backstay_core::spec::lifetime::{Admission, Evict, Lifetime};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
@@ -409,93 +409,10 @@ impl World {
     fn do_step(&mut self, step: &Step) {
         match step {
             Step::Push { keys, observed } => self.push(keys, *observed),
-            Step::Assign { keys } => {
-                let keys = by_slot(keys);
-                let assign = Change::Assign {
-                    only_if_absent: false,
-                };
-                let made = self.transaction(assign, &keys, &vec![7.0; keys.len() * DIM]);
-                for &key in &keys {
-                    let seen = self.model.at(key, self.time as u32);
-                    self.model.counted.remove(&key);
-                    let row = Row {
-                        value: 7.0,
-                        seen,
-                        frequency: 1,
-                        ..Row::default()
-                    };
-                    self.model.rows.insert(key, row);
-                }
-                let evicted = self.model.evict(&self.spec, &keys);
-                self.apply(
-                    &made,
-                    Gone {
-                        evicted,
-                        ..Gone::default()
-                    },
-                );
-            }
-            Step::Delete { keys } => {
-                let keys = by_slot(keys);
-                let made = self.transaction(Change::Delete, &keys, &[]);
-                let mut deleted = 0;
-                for key in &keys {
-                    self.model.at(*key, self.time as u32);
-                    self.model.counted.remove(key);
-                    deleted += u64::from(self.model.rows.remove(key).is_some());
-                }
-                self.apply(
-                    &made,
-                    Gone {
-                        deleted,
-                        ..Gone::default()
-                    },
-                );
-            }
-            Step::Expire if self.lifetime.expiry.is_some() => {
-                let made = self.transaction(
-                    Change::Expire(Thresholds::default()),
-                    &slots_as_keys(0..SLOTS),
-                    &[],
-                );
-                let Change::Expire(thresholds) = made.change else {
-                    unreachable!()
-                };
-                let mut counted = Gone::default();
-                for slot in 0..SLOTS {
-                    counted += self
-                        .master
-                        .count_expired(table_id("t"), slot, &thresholds, self.time as u32)
-                        .unwrap();
-                }
-                let wanted = self.model.expire(&self.lifetime, self.time as u32);
-                // A dry run says the same of rows.
-                assert_eq!(
-                    counted,
-                    Gone {
-                        counters: 0,
-                        ..wanted
-                    }
-                );
-                self.apply(&made, wanted);
-            }
-            Step::Decay if self.lifetime.keeps_show_and_click() => {
-                let made =
-                    self.transaction(Change::Decay { rate: 0.5 }, &slots_as_keys(0..SLOTS), &[]);
-                for key in slots_as_keys(0..SLOTS) {
-                    self.model.at(key, self.time as u32);
-                }
-                let both = self
-                    .model
-                    .rows
-                    .values_mut()
-                    .chain(self.model.counted.values_mut());
-                both.for_each(|row| {
-                    row.show *= 0.5;
-                    row.click *= 0.5;
-                });
-                self.apply(&made, Gone::default());
-            }
+            Step::Assign { keys } => self.assign(&by_slot(keys)),
+            Step::Delete { keys } => self.delete(&by_slot(keys)),
+            Step::Expire if self.lifetime.expiry.is_some() => self.expire(),
+            Step::Decay if self.lifetime.keeps_show_and_click() => self.decay(),
             Step::Expire | Step::Decay => {}
             Step::Time(by) => self.time = (self.time + by).max(0),
             Step::Copy => self.copy(),
@@ -507,6 +424,76 @@ impl World {
             }
             Step::Save { whole } => self.save(*whole),
         }
+    }
+
+    fn assign(&mut self, keys: &[u64]) {
+        let assign = Change::Assign {
+            only_if_absent: false,
+        };
+        let made = self.transaction(assign, keys, &vec![7.0; keys.len() * DIM]);
+        for &key in keys {
+            let row = Row {
+                value: 7.0,
+                seen: self.model.at(key, self.time as u32),
+                frequency: 1,
+                ..Row::default()
+            };
+            self.model.counted.remove(&key);
+            self.model.rows.insert(key, row);
+        }
+        let wanted = Gone {
+            evicted: self.model.evict(&self.spec, keys),
+            ..Gone::default()
+        };
+        self.apply(&made, wanted);
+    }
+
+    fn delete(&mut self, keys: &[u64]) {
+        let made = self.transaction(Change::Delete, keys, &[]);
+        let mut wanted = Gone::default();
+        for key in keys {
+            self.model.at(*key, self.time as u32);
+            self.model.counted.remove(key);
+            wanted.deleted += u64::from(self.model.rows.remove(key).is_some());
+        }
+        self.apply(&made, wanted);
+    }
+
+    fn expire(&mut self) {
+        let change = Change::Expire(Thresholds::default());
+        let made = self.transaction(change, &slots_as_keys(0..SLOTS), &[]);
+        let Change::Expire(thresholds) = made.change else {
+            unreachable!()
+        };
+        let (mut counted, now) = (Gone::default(), self.time as u32);
+        for slot in 0..SLOTS {
+            let master = &self.master;
+            counted += master
+                .count_expired(table_id("t"), slot, &thresholds, now)
+                .unwrap();
+        }
+        let wanted = self.model.expire(&self.lifetime, now);
+        // A dry run says the same of rows.
+        let rows = Gone {
+            counters: 0,
+            ..wanted
+        };
+        assert_eq!(counted, rows);
+        self.apply(&made, wanted);
+    }
+
+    fn decay(&mut self) {
+        let slots = slots_as_keys(0..SLOTS);
+        let made = self.transaction(Change::Decay { rate: 0.5 }, &slots, &[]);
+        for key in slots {
+            self.model.at(key, self.time as u32);
+        }
+        let counted = self.model.counted.values_mut();
+        for row in self.model.rows.values_mut().chain(counted) {
+            row.show *= 0.5;
+            row.click *= 0.5;
+        }
+        self.apply(&made, Gone::default());
     }
 
     fn push(&mut self, told: &[(u64, u8, u8)], observed: bool) {
@@ -696,6 +683,39 @@ fn a_retry_counts_nowhere_when_its_row_has_gone() {
     let again = engine.apply(&going, going.runs()).unwrap();
     assert_eq!((again.staged, again.gone), (0, Gone::default()));
     assert_eq!(engine.table(table_id("t")).unwrap().rows(), 1);
+}
+
+/// The parts of a slot are together the slot, and none has a row of another.
+#[test]
+fn a_slot_expires_in_parts() {
+    let spec = spec(r#"{"admission":{"after":{"occurrences":2}},"expiry":{"unseen_seconds":5}}"#);
+    let mut engine = engine(&spec);
+    let keys: Vec<u64> = (0..4000).collect();
+    apply(&mut engine, &push(&spec, 1, 10, &keys));
+    apply(&mut engine, &push(&spec, 2, 10, &keys[..2000]));
+    let (mut sequence, mut gone) = (3, Gone::default());
+    for slot in 0..SLOTS {
+        for part in 0..SlotPart::PARTS {
+            let key = SlotPart::of(part).key(space(), slot);
+            assert_eq!(space().slot_of(key), slot);
+            let expire = Change::Expire(Thresholds::default());
+            let some = apply(
+                &mut engine,
+                &change(&spec, sequence, 20, expire, &[key], &[]),
+            );
+            let all = 2000 / u64::from(SLOTS) / SlotPart::PARTS;
+            assert!((all / 2..all * 2).contains(&some.unseen), "{some:?}");
+            gone += some;
+            sequence += 1;
+        }
+    }
+    assert_eq!((gone.unseen, gone.counters), (2000, 2000));
+    // Any key may stand for a whole slot.
+    apply(&mut engine, &push(&spec, sequence, 20, &keys));
+    let slots = by_slot(&(0..100).collect::<Vec<_>>());
+    let expire = Change::Expire(Thresholds::default());
+    let whole = change(&spec, sequence + 1, 30, expire, &slots, &[]);
+    assert_eq!(apply(&mut engine, &whole).counters, 4000);
 }
 
 /// L6: a push that alone brings more new rows than the share is taken, and the table keeps its size.

@@ -24,6 +24,7 @@ const ENOUGH: Budget = Budget {
     late: false,
     copies_at_once: 4,
     deletes: false,
+    expires: false,
 };
 
 fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Vec<Set> {

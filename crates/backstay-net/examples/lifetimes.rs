@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use backstay_core::hash::{mix64, table_id, SlotSpace};
-use backstay_core::life::Thresholds;
+use backstay_core::life::{SlotPart, Thresholds};
 use backstay_core::replication::{Micros, ReplicaOptions, RoutingTable};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
@@ -101,79 +101,75 @@ impl Sender {
     }
 }
 
+/// The tables that are compared.
+const TABLES: [(&str, &str); 5] = [
+    ("none", ""),
+    ("grows", ""),
+    (
+        "statistics",
+        r#","lifetime":{"expiry":{"unseen_seconds":1000,"score_below":0.5}}"#,
+    ),
+    (
+        "after",
+        r#","lifetime":{"admission":{"after":{"occurrences":2}}}"#,
+    ),
+    (
+        "filter",
+        r#","lifetime":{"admission":{"after":{"occurrences":2,"filter_bytes":268435456}}}"#,
+    ),
+];
+/// What is timed: a table, a change, whether half of the keys are new, and what it is.
+const WAYS: [(&str, Change, bool, &str); 6] = [
+    ("none", UPDATE, false, "no lifetime"),
+    ("statistics", UPDATE, false, "last seen, show and click"),
+    (
+        "statistics",
+        OBSERVE,
+        false,
+        "the same, shows and clicks told",
+    ),
+    ("grows", UPDATE, true, "no lifetime, half of the keys new"),
+    ("after", UPDATE, true, "after 2, half of the keys new"),
+    (
+        "filter",
+        UPDATE,
+        true,
+        "after 2 by a filter, half of the keys new",
+    ),
+];
+
 fn keys_per_second() {
-    let all = r#","lifetime":{"expiry":{"unseen_seconds":1000,"score_below":0.5}}"#;
-    let after = r#","lifetime":{"admission":{"after":{"occurrences":2}}}"#;
-    let filtered =
-        r#","lifetime":{"admission":{"after":{"occurrences":2,"filter_bytes":268435456}}}"#;
-    let tables = [
-        ("none", ""),
-        ("statistics", all),
-        ("after 2", after),
-        ("after 2, filter", filtered),
-    ];
-    let replicator = replicator(&tables.map(|(name, lifetime)| {
-        // Names have no blanks.
-        let name: &'static str = match name {
-            "after 2" => "after",
-            "after 2, filter" => "filter",
-            name => name,
-        };
-        (name, lifetime)
-    }));
+    let replicator = replicator(&TABLES);
     let mut sender = Sender::new(&replicator, 0);
-    for table in ["none", "statistics", "after", "filter"] {
-        for _ in 0..2 {
-            for first in (0..KNOWN).step_by(50_000) {
-                let push = sender.make(table, UPDATE, (first..first + 50_000).collect());
-                sender.send(push);
-            }
+    for (table, _) in TABLES {
+        for first in (0..2 * KNOWN).step_by(50_000) {
+            let keys = (first..first + 50_000).map(|key| key % KNOWN).collect();
+            let push = sender.make(table, UPDATE, keys);
+            sender.send(push);
         }
     }
     let mut fresh = KNOWN;
     let mut draw = |turn: u64, with_new: bool| -> Vec<u64> {
-        let key = |n: u64| mix64(turn * KEYS as u64 + n) % KNOWN;
         let keys = (0..KEYS as u64).map(|n| {
             if with_new && n % 2 == 1 {
                 fresh += 1;
                 return fresh;
             }
-            key(n)
+            mix64(turn * KEYS as u64 + n) % KNOWN
         });
         keys.collect()
     };
-    let ways = [
-        ("none", UPDATE, false),
-        ("statistics", UPDATE, false),
-        ("statistics", OBSERVE, false),
-        ("none", UPDATE, true),
-        ("after", UPDATE, true),
-        ("filter", UPDATE, true),
-    ];
-    let mut best = [f64::INFINITY; 6];
+    let mut best = [f64::INFINITY; WAYS.len()];
     for turn in 0..TURNS {
-        for (&(table, change, with_new), best) in ways.iter().zip(&mut best) {
+        for (&(table, change, with_new, _), best) in WAYS.iter().zip(&mut best) {
             let push = sender.make(table, change, draw(turn, with_new));
             let keys = push.batch.keys().len() as f64;
             *best = best.min(sender.send(push).as_secs_f64() / keys);
         }
     }
-    for ((table, change, with_new), one) in ways.iter().zip(best) {
-        let told = if *change == OBSERVE {
-            ", shows told"
-        } else {
-            ""
-        };
-        let new = if *with_new {
-            ", half of the keys new"
-        } else {
-            ""
-        };
-        println!(
-            "{table}{told}{new}: {:.2} M keys/s, {:.2} of none",
-            1e-6 / one,
-            best[0] / one
-        );
+    for ((.., what), one) in WAYS.iter().zip(best) {
+        let of_none = best[0] / one;
+        println!("{what}: {:.2} M keys/s, {of_none:.2} of none", 1e-6 / one);
     }
 }
 
@@ -213,9 +209,12 @@ fn pushes_while_rows_expire() {
                 ..Thresholds::default()
             });
             for slot in 0..SLOTS {
-                let key = replicator.store().space().key_in(slot, 0);
-                let expire = sender.make("old", all, vec![key]);
-                sender.send(expire);
+                for part in 0..SlotPart::PARTS {
+                    let key = SlotPart::of(part).key(replicator.store().space(), slot);
+                    let expire = sender.make("old", all, vec![key]);
+                    // As clients and servers rest.
+                    thread::sleep(sender.send(expire) * 2);
+                }
             }
             done.store(true, Ordering::Release);
             begun.elapsed()

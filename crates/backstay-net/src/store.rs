@@ -302,6 +302,13 @@ impl Store {
         slots
     }
 
+    /// Rows of a table in one slot here.
+    pub fn rows_in(&self, table: &str, slot: u32) -> usize {
+        let engine = self.stripes[self.stripe(slot)].read();
+        let table = engine.table(table_id(table));
+        table.map_or(0, |table| table.rows_in(slot))
+    }
+
     /// The tables that servers expire or decay without being asked.
     pub fn tables_with_periods(&self) -> Vec<Arc<TableSpec>> {
         let has_period = |spec: &Arc<TableSpec>| {

@@ -107,7 +107,7 @@ pub enum Evict {
 }
 
 /// `nonclick_coefficient * (show - click) + click_coefficient * click`, as the score of Paddle's
-/// CtrCommonAccessor.
+/// `CtrCommonAccessor`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Score {

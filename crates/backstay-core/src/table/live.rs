@@ -8,7 +8,7 @@
 use super::{Place, Table, BLOCK};
 use crate::error::Refusal;
 use crate::hash::{mix64, table_id, SlotSpace};
-use crate::life::{self, Eviction, Gone, Seen, Statistics, Thresholds};
+use crate::life::{self, Eviction, Gone, Seen, SlotPart, Statistics, Thresholds};
 use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, Sgd};
 use crate::spec::lifetime::{Admission, Evict, Expiry, Lifetime, Unadmitted, FILTER_BLOCK_BYTES};
 use crate::spec::{Initializer, NonFinitePolicy, Storage, TableKind, TableSpec};
@@ -195,9 +195,10 @@ impl Table {
             Change::Expire(thresholds) => {
                 for &key in keys {
                     let slot = self.slot_in_range(mix64(key));
-                    gone += self.expire(slot, &thresholds, moment.time);
+                    let part = SlotPart::of_hash(mix64(key));
+                    gone += self.expire(slot, part, &thresholds, moment.time);
                     if let Some(companion) = companion.as_deref_mut() {
-                        gone.counters += companion.forget(slot, &thresholds, moment.time);
+                        gone.counters += companion.forget(slot, part, &thresholds, moment.time);
                     }
                 }
             }
@@ -281,15 +282,17 @@ impl Table {
         thresholds.reason(live.statistics, statistics, rule, now, norm)
     }
 
-    fn expire(&mut self, at: usize, thresholds: &Thresholds, now: u32) -> Gone {
+    fn expire(&mut self, at: usize, part: SlotPart, thresholds: &Thresholds, now: u32) -> Gone {
         let mut gone = Gone::default();
         let mut scratch = vec![0.0; self.elements];
         // From the last row on: the row that takes the place of one that goes was looked at before.
         for row in (0..self.maps[at].len()).rev() {
-            let values = self.maps[at].values(row);
+            let (key, values) = (self.maps[at].key(row), self.maps[at].values(row));
+            if !part.has(mix64(key)) {
+                continue;
+            }
             if let Some(reason) = self.reason(values, thresholds, now, &mut scratch) {
                 gone.count(reason);
-                let key = self.maps[at].key(row);
                 self.remove_one(at, key, mix64(key));
             }
         }
@@ -307,7 +310,7 @@ impl Table {
 
     /// As a companion: forget what was counted too long ago. How many counters went. The counters
     /// of a filter have no age of their own, so they are halved once in that time.
-    fn forget(&mut self, at: usize, thresholds: &Thresholds, now: u32) -> u64 {
+    fn forget(&mut self, at: usize, part: SlotPart, thresholds: &Thresholds, now: u32) -> u64 {
         let Some(live) = &self.live else { return 0 };
         let (statistics, first) = (live.statistics, self.weight_words + self.optimizer_words);
         let mut forgotten = 0;
@@ -315,7 +318,7 @@ impl Table {
             let is_filter = self.is_filter();
             let map = &mut self.maps[at];
             let age = statistics.last_seen(&map.values(row)[first..]);
-            if !thresholds.is_unseen(age, now) {
+            if !thresholds.is_unseen(age, now) || !part.has(mix64(map.key(row))) {
                 continue;
             }
             if is_filter {
@@ -476,16 +479,14 @@ impl Table {
         let slot = self.slot_in_range(hash);
         let mut bits = mix64(hash ^ 0x9e37_79b9_7f4a_7c15);
         // A share of a slot has fewer than 2^32 blocks.
-        let block = u64::from(bits as u32) * blocks >> 32;
+        let block = (u64::from(bits as u32) * blocks) >> 32;
         let key = self.space.key_in(self.first_slot + slot as u32, block);
-        let row = match self.maps[slot].find(key, mix64(key)) {
-            Some(row) => row,
-            None => {
-                let row = self.create(slot, key, mix64(key));
-                self.maps[slot].values_mut(row)[BLOCK_WORDS as usize] = time;
-                row
-            }
-        };
+        let found = self.maps[slot].find(key, mix64(key));
+        let row = found.unwrap_or_else(|| {
+            let row = self.create(slot, key, mix64(key));
+            self.maps[slot].values_mut(row)[BLOCK_WORDS as usize] = time;
+            row
+        });
         bits >>= 32;
         let words = &mut self.maps[slot].values_mut(row)[..BLOCK_WORDS as usize];
         let line = (bits & 3) as usize * 64;

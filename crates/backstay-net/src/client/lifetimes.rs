@@ -1,13 +1,15 @@
-//! Expiry and decay of a table by hand: slot by slot, so that pushes of others go on in between.
+//! Expiry and decay of a table by hand: slot by slot, and an expiry part by part, so that pushes of
+//! others go on in between.
 
-use backstay_core::life::Thresholds;
+use backstay_core::life::{SlotPart, Thresholds};
 use backstay_core::transaction::Change;
+use tokio::time::{sleep, Instant};
 
 use super::error::ClientError;
 use super::link::Deadline;
 use super::push::{Done, PushRequest};
 use super::{no_routing, Client};
-use crate::replicator::periods::decay_stream;
+use crate::replicator::periods::{decay_stream, REST};
 
 /// Steps in which a table is done: with more slots than that, some go together.
 const STEPS: u32 = 1024;
@@ -23,17 +25,27 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Done, ClientError> {
         let mut all = Done::default();
-        for keys in self.steps()? {
+        let parts = if only_count {
+            vec![SlotPart::WHOLE]
+        } else {
+            (0..SlotPart::PARTS).map(SlotPart::of).collect()
+        };
+        for keys in self.steps(&parts)? {
             let request = PushRequest {
                 only_count,
                 ..PushRequest::new(table, 0, Change::Expire(thresholds), &[])
             };
+            let begun = Instant::now();
             let push = self.push(&request, &self.plan(&keys)?, deadline).await?;
             push.wait(self).await?;
+            if !only_count {
+                sleep(begun.elapsed() * REST).await;
+            }
             let done = push.done();
             all.applied_slots += done.applied_slots;
             all.gone += done.gone;
         }
+        all.applied_slots /= parts.len() as u64;
         Ok(all)
     }
 
@@ -47,7 +59,7 @@ impl Client {
         deadline: Deadline,
     ) -> Result<u64, ClientError> {
         let mut applied = 0;
-        for keys in self.steps()? {
+        for keys in self.steps(&[SlotPart::WHOLE])? {
             // All askers number the period alike.
             let stream = self.task_stream(decay_stream(table), 1, period)?;
             stream.begin_batch(period)?;
@@ -60,15 +72,17 @@ impl Client {
         Ok(applied)
     }
 
-    /// The slots, by a key each, in the steps in which a table is done.
-    fn steps(&self) -> Result<Vec<Vec<u64>>, ClientError> {
+    /// The parts of slots, by a key each, in the steps in which a table is done.
+    fn steps(&self, parts: &[SlotPart]) -> Result<Vec<Vec<u64>>, ClientError> {
         let space = self.newest().ok_or_else(no_routing)?.space;
         let count = space.count();
         let at_once = count.div_ceil(STEPS).max(1);
-        let step = |first: u32| {
+        let step = |first: u32, part: &SlotPart| {
             let slots = first..(first + at_once).min(count);
-            slots.map(|slot| space.key_in(slot, 0)).collect()
+            slots.map(|slot| part.key(space, slot)).collect()
         };
-        Ok((0..count).step_by(at_once as usize).map(step).collect())
+        let firsts = (0..count).step_by(at_once as usize);
+        let steps = firsts.flat_map(|first| parts.iter().map(move |part| step(first, part)));
+        Ok(steps.collect())
     }
 }

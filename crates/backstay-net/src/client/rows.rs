@@ -122,7 +122,7 @@ mod tests {
         let (shows, clicks) = ([1.0, 2.0, 4.0], [8.0, 16.0, 32.0]);
         let mut merged = [9.0; 8];
         merge_observed(&entries, 5, &values, (&shows, &clicks), &mut merged, 4);
-        assert_eq!(merged, [110.0, 220.0, 6.0, 48.0, 1.0, 2.0, 1.0, 8.0]);
+        assert_eq!(merged.map(|one| one as u32), [110, 220, 6, 48, 1, 2, 1, 8]);
     }
 
     #[test]

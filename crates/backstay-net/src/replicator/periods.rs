@@ -1,16 +1,16 @@
 //! Expires and decays tables in their periods, without being asked.
 //!
 //! The master of a slot does it once in each period of the day's clock (`every_seconds`,
-//! `decay_every_seconds`), by a transaction in the slot's order. The number of the period is the
-//! sequence, in a stream that all masters of the table share: so a slot does each period once,
+//! `decay_every_seconds`), by transactions in the slot's order. The number of the period gives the
+//! sequences, in a stream that all masters of the table share: so a slot does each period once,
 //! whatever masters it has meanwhile, and a period that no server was there for is left out.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
-use backstay_core::life::{Gone, Thresholds};
+use backstay_core::life::{Gone, SlotPart, Thresholds};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Batch, Change, Transaction};
@@ -20,8 +20,12 @@ use super::{Answer, Replicator};
 
 /// Time between two looks at the tables.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After each part of an expiry comes a rest of so many times as long: pushes go first.
+pub(crate) const REST: u32 = 2;
 /// The pass of the streams of tables; no job has so many.
 pub const TABLE_PASS: u32 = u32::MAX - 1;
+/// Slots with more rows expire in parts: a push may have to wait for one.
+const WHOLE_ROWS: usize = 2048;
 /// The tasks of such a stream.
 const DECAYS: u32 = 0;
 const EXPIRIES: u32 = 1;
@@ -70,12 +74,37 @@ impl Replicator {
         change: Change,
     ) -> Gone {
         let mut gone = Gone::default();
-        let slots = self.store.served_slots_without(stream, period);
+        // An expiry has a sequence for each part; the last one tells that it is done.
+        let of_period = match change {
+            Change::Expire(_) => SlotPart::PARTS,
+            _ => 1,
+        };
+        let first = period * of_period;
+        let last = first + of_period - 1;
+        let slots = self.store.served_slots_without(stream, last);
         for &slot in &slots {
-            match self.in_slot(table, stream, period, change, slot) {
-                Ok(went) => gone += went,
-                // It is tried again at the next look.
-                Err(refusal) => debug!(slot, %refusal, "a table could not be kept in its period"),
+            let is_large = self.store.rows_in(&table.name, slot) > WHOLE_ROWS;
+            let parts = if is_large && of_period > 1 {
+                (0..SlotPart::PARTS)
+                    .map(|n| (first + n, SlotPart::of(n)))
+                    .collect()
+            } else {
+                vec![(last, SlotPart::WHOLE)]
+            };
+            for (sequence, part) in parts {
+                let id = TransactionId { stream, sequence };
+                let begun = Instant::now();
+                match self.in_slot(table, id, first, change, part.key(self.store.space(), slot)) {
+                    Ok(went) => {
+                        gone += went;
+                        std::thread::sleep(begun.elapsed() * REST);
+                    }
+                    // It is tried again at the next look.
+                    Err(refusal) => {
+                        debug!(slot, %refusal, "a table could not be kept in its period");
+                        break;
+                    }
+                }
             }
         }
         if !slots.is_empty() {
@@ -95,18 +124,14 @@ impl Replicator {
     fn in_slot(
         self: &Arc<Self>,
         table: &TableSpec,
-        stream: StreamId,
-        period: u64,
+        id: TransactionId,
+        floor: u64,
         change: Change,
-        slot: u32,
+        key: u64,
     ) -> Result<Gone, Refusal> {
-        let id = TransactionId {
-            stream,
-            sequence: period,
-        };
         let space = self.store.space();
-        let batch = Batch::new(&[space.key_in(slot, 0)], &[]);
-        let mut made = Transaction::new(space, id, period, table_id(&table.name), change, batch)?;
+        let batch = Batch::new(&[key], &[]);
+        let mut made = Transaction::new(space, id, floor, table_id(&table.name), change, batch)?;
         self.store.prepare(&mut made)?;
         match self.push(made)?.0 {
             Answer::Now(report) => Ok(report.gone),

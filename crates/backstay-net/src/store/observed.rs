@@ -14,6 +14,14 @@ pub(super) fn check(
     batch: &mut Batch,
 ) -> Result<Result<(), NonFinite>, Refusal> {
     let width = spec.row_elements() + 2;
+    let not_negative = |row: &[f32]| row[width - 2] >= 0.0 && row[width - 1] >= 0.0;
+    // Nearly always so, and looked at in long strides.
+    if *policy == NonFinitePolicy::Refuse
+        && gradient::first_non_finite(batch.values()).is_none()
+        && batch.values().chunks_exact(width).all(not_negative)
+    {
+        return Ok(Ok(()));
+    }
     for (key, row) in batch.keys().iter().zip(batch.values().chunks_exact(width)) {
         for (name, told) in [("show", row[width - 2]), ("click", row[width - 1])] {
             if !(0.0..=f32::MAX).contains(&told) {
