@@ -78,13 +78,12 @@ def ids_of(
     )
 
 
-def frappe(folder: Path) -> Data:
-    """App usage: each column, and crosses of user, app and place. The first 80 %, the last 10."""
+def frappe(folder: Path, crosses: Sequence[tuple[str, ...]] = ()) -> Data:
+    """App usage: each column, and crosses with the place. The first 80 %, the last 10."""
     columns = columns_of(folder / "frappe" / "frappe_ctr.tsv.gz")
     labels = columns.pop("label").astype(np.float32)
-    single = [(name,) for name in columns]
-    crosses = [("user", "item"), ("user", "city"), ("item", "country"), ("item", "city")]
-    ids = ids_of(columns, [*single, *crosses])
+    places = [("user", "city"), ("item", "country"), ("item", "city")]
+    ids = ids_of(columns, [*((name,) for name in columns), *places, *crosses])
     train, test = int(0.8 * len(ids)), int(0.9 * len(ids))
     return Data(ids[:train], labels[:train], ids[test:], labels[test:])
 
@@ -118,7 +117,16 @@ def movielens(folder: Path) -> Data:
     return Data(ids[rest < 8], labels[rest < 8], ids[rest == 9], labels[rest == 9])
 
 
-SETS: dict[str, Callable[[Path], Data]] = {"frappe": frappe, "movielens": movielens}
+def frappe_pairs(folder: Path) -> Data:
+    """The same with the cross of user and app, where one example tells much of the next."""
+    return frappe(folder, [("user", "item")])
+
+
+SETS: dict[str, Callable[[Path], Data]] = {
+    "movielens": movielens,
+    "frappe": frappe,
+    "frappe_pairs": frappe_pairs,
+}
 
 
 class DeepFM(nn.Module):  # type: ignore[misc]

@@ -613,7 +613,8 @@ impl LiveUpdate<'_> {
             {
                 if met.again(place.hash) {
                     self.table.update_rows(&mut batch, &rows, &gradients);
-                    (rows.clear(), gradients.clear());
+                    rows.clear();
+                    gradients.clear();
                     met = Met::nothing();
                     met.again(place.hash);
                 }
@@ -636,7 +637,8 @@ impl LiveUpdate<'_> {
                 gradients.extend_from_slice(&value[..elements]);
             }
             self.table.update_rows(&mut batch, &rows, &gradients);
-            (rows.clear(), gradients.clear());
+            rows.clear();
+            gradients.clear();
         }
         not_admitted
     }
