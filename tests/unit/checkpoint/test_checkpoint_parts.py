@@ -17,7 +17,14 @@ from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.parts import PartReader
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointDamaged, CheckpointUnavailable, InvalidRequest
-from backstay.tables import Optimizer, RMSProp, TableSpec
+from backstay.tables import (
+    Optimizer,
+    RMSProp,
+    TableSpec,
+    UserOptimizer,
+    per_element,
+    per_row,
+)
 from tests.unit.checkpoint_files import (
     ADS,
     FULL,
@@ -394,10 +401,22 @@ def test_a_table_may_have_nothing_but_deleted_keys(tmp_path: Path) -> None:
     assert checkpoint.open().rows(LAYER.name).keys.shape == (0,)
 
 
+def _counted(
+    weights: Any,
+    gradient: Any,
+    total: Any = per_element(),
+    count: Any = per_row(),
+    *,
+    learning_rate: Any,
+) -> Any:
+    return weights - learning_rate * gradient, total + gradient, count + 1.0
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
-        *(one(learning_rate=0.1) for one in get_args(Optimizer)),
+        *(one(learning_rate=0.1) for one in get_args(Optimizer) if one is not UserOptimizer),
+        UserOptimizer.of(_counted, learning_rate=0.1),
         RMSProp(momentum=0.5),
         RMSProp(centered=True, momentum=0.5),
     ],
