@@ -136,7 +136,7 @@ def test_a_small_table_keeps_the_rows_of_its_policy_though_masters_are_killed(
     assert weights(client, "small") == model.weights()
     assert model.evicted > 500
     wait_until(lambda: copies_are_equal(cluster), "equal copies")
-    # Nodes hear of a new routing one after the other, and each counts the rows that it is master of.
+    # Nodes hear of a new routing one after the other; each counts the rows that it is master of.
     kept = len(model.weights())
     wait_until(lambda: table_of(cluster, "small")["rows"] == kept, f"{kept} rows")
 
