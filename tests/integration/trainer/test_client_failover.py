@@ -24,6 +24,7 @@ from backstay._proto.v1 import (
     tables_pb2,
     tables_pb2_grpc,
 )
+from backstay.cluster import watch
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
@@ -32,7 +33,7 @@ from backstay.consensus.records.messages import routing_to_message
 from backstay.consensus.records.routing import SlotReplicas
 from backstay.errors import ClosedError
 from backstay.tables import SGD, TableSpec, Zeros
-from backstay.trainer import Client, watch
+from backstay.trainer import Client
 from tests.waiting import wait_until
 
 SLOTS = 64
