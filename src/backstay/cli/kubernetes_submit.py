@@ -173,7 +173,8 @@ def submit(
         if there.is_unsaved:
             there = _open_again(api, job, objects, there.uid, stopped)
         elif there.over or there.is_going:
-            earlier = _cluster_of(api, job)
+            # A job on a shared cluster needs no right to see servers.
+            earlier = _cluster_of(api, job) if objects.servers is not None else ""
             _remove(api, objects, there.uid, stopped)
             there = None
     if there is None:
