@@ -15,7 +15,14 @@ from backstay.cli.supervisor import what_is_not_kept
 from backstay.errors import JobError, JobRefused, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.names import CONTENT, JOB_NAME, RUN, pserver_name, status_name
+from backstay.master.kubernetes.names import (
+    CONTENT,
+    JOB_NAME,
+    RUN,
+    object_name,
+    pserver_name,
+    status_name,
+)
 from backstay.master.kubernetes.objects import JobObjects, Owner, has_own_servers, section
 from backstay.master.kubernetes.pserver_objects import cluster_of, replacing
 from backstay.master.kubernetes.published_status import not_over, read_status
@@ -192,7 +199,10 @@ def submit(
 def _cluster_of(api: KubernetesApi, job: str) -> str:
     """Return the cluster of earlier servers of a job's own, whose records they leave behind."""
     found = api.get("statefulsets", pserver_name(job))
-    return "" if found is None else cluster_of(found)
+    name = "" if found is None else cluster_of(found)
+    begins = f"{object_name(job)}-"
+    # Those of another cluster are not ours to remove, nor those of a job of a longer name.
+    return name if name.startswith(begins) and "-" not in name.removeprefix(begins) else ""
 
 
 def _have_master(api: KubernetesApi, there: _ExistingJob, owner: Owner) -> None:

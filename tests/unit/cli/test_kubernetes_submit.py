@@ -144,6 +144,26 @@ def test_a_job_on_a_shared_cluster_begins_again_without_the_right_to_see_servers
     assert cluster.deleted == [NAME]
 
 
+@pytest.mark.parametrize("other", ["production", f"{NAME}-two-first", f"{NAME}x-first", NAME])
+def test_records_of_a_cluster_that_is_not_of_the_job_are_left_alone(other: str) -> None:
+    cluster = Cluster(JOB)
+    submit(api_of(cluster), JOB, objects_of(run="census-1", cluster="first"), never)
+    publish(cluster, over="done")
+    container = container_of(cluster)
+    (said,) = [one for one in container["env"] if one["name"] == "BACKSTAY_CLUSTER"]
+    said["value"] = other
+    submit(api_of(cluster), JOB, objects_of(run="census-2", cluster="second"), never)
+    names = [one["name"] for one in container_of(cluster)["env"]]
+    assert "BACKSTAY_REPLACES_CLUSTER" not in names
+
+
+def container_of(cluster: Cluster) -> dict[str, Any]:
+    stateful_set = cluster.found["statefulsets", f"{NAME}-pserver"]
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
 def test_a_deployment_of_another_job_is_left_alone() -> None:
     cluster = Cluster(JOB)
     submit(api_of(cluster), JOB, objects_of(), never)
