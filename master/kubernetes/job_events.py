@@ -43,6 +43,7 @@ _REASONS = {
     ExitReason.OUT_OF_MEMORY: "WorkerOutOfMemory",
     ExitReason.CANNOT_START: "WorkerCannotStart",
     ExitReason.NO_IMAGE: "WorkerNoImage",
+    ExitReason.NOT_ALLOWED: "WorkerNotAllowed",
 }
 
 
