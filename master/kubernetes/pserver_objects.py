@@ -360,7 +360,7 @@ def _check_variables(kubernetes: KubernetesSpec) -> None:
     containers = kubernetes.pserver.pod_template.get("spec", {}).get("containers", ())
     templates = [one.get("env") or () for one in containers if one["name"] == PSERVER]
     given = [one for env in templates for one in env if isinstance(one, Mapping)]
-    found = {
+    found: dict[str, set[Any]] = {
         "kubernetes.env": set(kubernetes.env),
         "kubernetes.pserver.env": set(kubernetes.pserver.env),
         "kubernetes.pserver.pod_template": {one.get("name") for one in given},
