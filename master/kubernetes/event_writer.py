@@ -95,6 +95,8 @@ class EventWriter:
         """Make or change one Event; return whether that succeeded."""
         try:
             self._write(series)
+            with self._lock:
+                self._log.written(series, time.monotonic())
         except KubernetesError as error:
             if str(error) != self._said:
                 self._said = str(error)
@@ -105,8 +107,6 @@ class EventWriter:
             log.exception("an Event is not written: %s", series)
             return self._fail()
         self._said = ""
-        with self._lock:
-            self._log.written(series, time.monotonic())
         return True
 
     def _fail(self) -> bool:

@@ -43,6 +43,7 @@ _REASONS = {
     ExitReason.OUT_OF_MEMORY: "WorkerOutOfMemory",
     ExitReason.CANNOT_START: "WorkerCannotStart",
     ExitReason.NO_IMAGE: "WorkerNoImage",
+    ExitReason.NOT_ALLOWED: "WorkerNotAllowed",
 }
 
 
@@ -160,7 +161,8 @@ class EventLog:
         self._written_s[series.name] = now_s
         self._series[series.name] = replace(known, is_made=True)
         if known.count == series.count:
-            del self._due[series.name]
+            # At the end two writers may have written it.
+            self._due.pop(series.name, None)
         else:
             # It was noted again meanwhile.
             self._due[series.name] = now_s + REWRITE_S

@@ -282,11 +282,15 @@ def _failed_first(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _held_up(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
     """Return the status that says what a container waits for: that of an init container, or its."""
+    own = _container_status(pod, container)
+    if own.get("state", {}).keys() & {"running", "terminated"}:
+        # A sidecar, which is an init container, may fail beside it.
+        return own
     for one in _first_statuses(pod):
         waiting = one.get("state", {}).get("waiting") or {}
         if waiting.get("reason", "") not in _USUAL_WAITS:
             return one
-    return _container_status(pod, container)
+    return own
 
 
 def _waiting(pod: Mapping[str, Any], container: str = WORKER) -> Mapping[str, Any]:

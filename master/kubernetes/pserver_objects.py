@@ -39,6 +39,9 @@ METRICS_PORT = 9464
 PYTHON = "python3"
 CLUSTER_VARIABLE = "BACKSTAY_CLUSTER"
 REPLACES_VARIABLE = "BACKSTAY_REPLACES_CLUSTER"
+NODE_VARIABLE = "BACKSTAY_NODE_ID"
+# They tell the servers' records from others; a job file cannot set them.
+_OWN_VARIABLES = (CLUSTER_VARIABLE, REPLACES_VARIABLE, NODE_VARIABLE)
 # How long a Pod that is to end waits until every slot has its copies.
 COPIES_WAIT_S = 60
 # The wait, then the two graces of a stop (stop_grace_ms).
@@ -110,6 +113,7 @@ def server_settings(spec: JobSpec, count: int) -> dict[str, Any]:
     """
     kubernetes, given = _section(spec), dict(spec.servers.settings)
     _check_given(given)
+    _check_variables(kubernetes)
     follows_load = spec.autoscale is not None and spec.autoscale.servers == "load"
     has_limit = "memory" in kubernetes.pserver.limits or "memory_limit_bytes" in given
     if follows_load and not has_limit and not cores_of_server(spec):
@@ -268,9 +272,9 @@ def _stateful_set(
 
 def _environment(job: str, run: str) -> list[dict[str, Any]]:
     """Return what each Pod has of its own; its name is its node id."""
-    host = f"$(BACKSTAY_NODE_ID).{pserver_name(job)}.$(POD_NAMESPACE).svc"
+    host = f"$({NODE_VARIABLE}).{pserver_name(job)}.$(POD_NAMESPACE).svc"
     return [
-        _field("BACKSTAY_NODE_ID", "metadata.name"),
+        _field(NODE_VARIABLE, "metadata.name"),
         _field("POD_NAMESPACE", "metadata.namespace"),
         # Copies of a slot go to different machines.
         _field("BACKSTAY_HOST", "spec.nodeName"),
@@ -349,6 +353,24 @@ def _check_given(given: Mapping[str, Any]) -> None:
                 f"servers.settings.{name}: a ConfigMap is no place for it; put it into a Secret as "
                 f"BACKSTAY_{name.upper()}, and name that in kubernetes.secrets"
             )
+
+
+def _check_variables(kubernetes: KubernetesSpec) -> None:
+    """Refuse variables that would have servers of the job's own take other records for theirs."""
+    containers = kubernetes.pserver.pod_template.get("spec", {}).get("containers", ())
+    templates = [one.get("env") or () for one in containers if one["name"] == PSERVER]
+    given = [one for env in templates for one in env if isinstance(one, Mapping)]
+    found: dict[str, set[Any]] = {
+        "kubernetes.env": set(kubernetes.env),
+        "kubernetes.pserver.env": set(kubernetes.pserver.env),
+        "kubernetes.pserver.pod_template": {one.get("name") for one in given},
+    }
+    for where, names in found.items():
+        for name in _OWN_VARIABLES:
+            if name in names:
+                raise ConfigError(
+                    f"{where}: {name} is set for each Pod of the job's own servers; leave it out"
+                )
 
 
 def _check(settings: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ SETTLED_S = 60.0
 WISH_VALID_S = 10.0
 LAST_WORDS_MAX = 2048
 _KEPT_REASONS = (ExitReason.FAILED, ExitReason.OUT_OF_MEMORY)
-_NEVER_STARTED = (ExitReason.CANNOT_START, ExitReason.NO_IMAGE)
+_NEVER_STARTED = (ExitReason.CANNOT_START, ExitReason.NO_IMAGE, ExitReason.NOT_ALLOWED)
 
 
 class Forbidden(enum.Enum):
@@ -309,7 +309,7 @@ class WorkerPods:
         """Note that the API takes no such Pod: to ask again would be in vain."""
         self._calls_succeed()
         self._forbidden.pop(Forbidden.MAKE, None)
-        self._cannot_start(worker_id, why)
+        self._cannot_start(worker_id, ExitReason.CANNOT_START, why)
 
     def told_to_end(self, worker_id: str) -> None:
         """Note that the API has taken the deletion of a worker's Pod."""
@@ -327,7 +327,7 @@ class WorkerPods:
     def forbidden(self, what: Forbidden, why: str, now_s: float) -> None:
         """Note that the API forbids something until somebody changes that.
 
-        After ``FORBIDDEN_MAX_S`` workers without a Pod count as those that cannot be started.
+        After ``FORBIDDEN_MAX_S`` workers without a Pod are not allowed to start.
         """
         since_s, _ = self._forbidden.get(what, (now_s, ""))
         self._forbidden[what] = (since_s, why)
@@ -342,11 +342,10 @@ class WorkerPods:
 
     def _give_up_missing(self, why: str) -> None:
         for worker_id in self._wanted.keys() - self._workers.keys():
-            self._cannot_start(worker_id, why)
+            self._cannot_start(worker_id, ExitReason.NOT_ALLOWED, why)
 
-    def _cannot_start(self, worker_id: str, why: str) -> None:
+    def _cannot_start(self, worker_id: str, reason: ExitReason, why: str) -> None:
         """Report a worker that has no Pod; another one would fare alike."""
-        reason = ExitReason.CANNOT_START
         self._note(WorkerExit(worker_id, reason, EXIT_WRONG_SETTING, why))
 
     def _calls_succeed(self) -> None:

@@ -15,7 +15,14 @@ from backstay.cli.supervisor import what_is_not_kept
 from backstay.errors import JobError, JobRefused, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.names import CONTENT, JOB_NAME, RUN, pserver_name, status_name
+from backstay.master.kubernetes.names import (
+    CONTENT,
+    JOB_NAME,
+    RUN,
+    object_name,
+    pserver_name,
+    status_name,
+)
 from backstay.master.kubernetes.objects import JobObjects, Owner, has_own_servers, section
 from backstay.master.kubernetes.pserver_objects import cluster_of, replacing
 from backstay.master.kubernetes.published_status import not_over, read_status
@@ -173,7 +180,8 @@ def submit(
         if there.is_unsaved:
             there = _open_again(api, job, objects, there.uid, stopped)
         elif there.over or there.is_going:
-            earlier = _cluster_of(api, job)
+            # A job on a shared cluster needs no right to see servers.
+            earlier = _cluster_of(api, job) if objects.servers is not None else ""
             _remove(api, objects, there.uid, stopped)
             there = None
     if there is None:
@@ -191,7 +199,10 @@ def submit(
 def _cluster_of(api: KubernetesApi, job: str) -> str:
     """Return the cluster of earlier servers of a job's own, whose records they leave behind."""
     found = api.get("statefulsets", pserver_name(job))
-    return "" if found is None else cluster_of(found)
+    name = "" if found is None else cluster_of(found)
+    begins = f"{object_name(job)}-"
+    # Those of another cluster are not ours to remove, nor those of a job of a longer name.
+    return name if name.startswith(begins) and "-" not in name.removeprefix(begins) else ""
 
 
 def _have_master(api: KubernetesApi, there: _ExistingJob, owner: Owner) -> None:

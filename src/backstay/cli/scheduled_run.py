@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -30,6 +32,7 @@ from backstay.logs import set_up_logging
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.names import RUN, object_name
 from backstay.master.kubernetes.objects import NAMESPACE_VARIABLE, RUN_VARIABLE, JobObjects, Owner
+from backstay.master.kubernetes.refusals import Refusal, refusal_of, why_refused
 
 __all__ = ["EXIT_AGAIN", "exit_code_of", "main"]
 
@@ -37,7 +40,13 @@ __all__ = ["EXIT_AGAIN", "exit_code_of", "main"]
 EXIT_AGAIN = 75
 # Answers of the API that another time may be others.
 _PASSING = (0, 409, 429)
+_FORBIDDEN = 403
 _SERVER_ERRORS = 500
+# An API server that begins knows no accounts and rights yet.
+FORBIDDEN_TRIES_MAX = 10
+RETRY_S = 5.0
+
+ResultT = TypeVar("ResultT")
 
 
 def main(spec_file: Path) -> int:
@@ -69,7 +78,8 @@ def exit_code_of(error: BackstayError, *, stopped: bool) -> int:
     if stopped:
         return EXIT_AGAIN
     if isinstance(error, KubernetesError):
-        passes = error.status in _PASSING or error.status >= _SERVER_ERRORS
+        is_quota = error.status == _FORBIDDEN and refusal_of(error) is Refusal.PASSES
+        passes = is_quota or error.status in _PASSING or error.status >= _SERVER_ERRORS
         return EXIT_AGAIN if passes else EXIT_FAILED
     return EXIT_FAILED
 
@@ -86,14 +96,14 @@ class _Run:
 
     def to_its_end(self) -> Outcome | None:
         """Run hooks and job; return how the job ended, None if this Pod is to end before that."""
-        schedule = self._schedule()
+        schedule = self._repeat(self._schedule)
         objects = objects_of(self._spec, self._run, schedule)
-        begins = self._begins(objects)
+        begins = self._repeat(lambda: self._begins(objects))
         if begins:
             if not self._earlier_run_ends(objects, schedule):
                 return None
             # No hook may change what another job of the name reads now.
-            check_free(self._api, self._spec.name, objects)
+            self._repeat(lambda: check_free(self._api, self._spec.name, objects))
         try:
             if begins:
                 self._call_hooks(self._hooks.before, {})
@@ -121,7 +131,9 @@ class _Run:
             JobError: That run cannot write its last checkpoint, and its servers have rows that no
                 checkpoint has.
         """
-        owner = earlier_run(self._api, self._spec.name, objects, schedule, self._stops.wait)
+        owner = self._repeat(
+            lambda: earlier_run(self._api, self._spec.name, objects, schedule, self._stops.wait)
+        )
         if owner is None:
             return True
         click.echo(f"{self._spec.name}: an earlier run is not over yet")
@@ -140,7 +152,25 @@ class _Run:
         return found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run
 
     def _to_the_end_of_the_job(self, objects: JobObjects) -> Outcome | None:
-        return self._look_on(submit(self._api, self._spec.name, objects, self._stops.wait))
+        owner = self._repeat(lambda: submit(self._api, self._spec.name, objects, self._stops.wait))
+        return self._look_on(owner)
+
+    def _repeat(self, call: Callable[[], ResultT]) -> ResultT:
+        """Make calls that go on where they were refused, a few times while they are forbidden.
+
+        Raises:
+            KubernetesError: The API refuses them still, or for another reason.
+        """
+        for number in range(1, FORBIDDEN_TRIES_MAX + 1):
+            try:
+                return call()
+            except KubernetesError as error:
+                failure = error
+                is_forbidden = refusal_of(error) is Refusal.FORBIDDEN
+            is_last = number == FORBIDDEN_TRIES_MAX
+            if is_last or not is_forbidden or self._stops.wait(RETRY_S):
+                break
+        raise KubernetesError(why_refused(failure), status=failure.status, reason=failure.reason)
 
     def _look_on(self, owner: Owner) -> Outcome | None:
         begun, show = BegunJob(self._api, self._spec, owner), Show(self._spec.name)

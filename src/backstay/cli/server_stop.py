@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 
@@ -27,11 +27,13 @@ from backstay.job.calls import read_keys
 from backstay.job_spec import JobSpec
 from backstay.pserver.client.inspection import ClusterInspection, slots_short_of_copies
 
-__all__ = ["are_rows_needed", "main"]
+__all__ = ["are_rows_needed", "main", "wait_for_copies"]
 
 LOOK_PAUSE_S = 0.5
 # An answer that takes longer says nothing.
 CALL_LIMIT_MS = 2000
+# A server that does not answer for so long has nothing that the cluster could lose.
+NO_ANSWER_S = 10.0
 
 
 def are_rows_needed(keys: JobKeys, records: Mapping[str, str]) -> bool:
@@ -57,28 +59,57 @@ def are_rows_needed(keys: JobKeys, records: Mapping[str, str]) -> bool:
 
 def main(job: str, wait_s: float) -> int:
     """Wait until this server may end; return the exit code."""
-    keys, ends_s = JobKeys(job), time.monotonic() + wait_s
-    config, endpoint = ClientConfig.load(), os.environ[ENDPOINT_VARIABLE]
+    keys, endpoint = JobKeys(job), os.environ[ENDPOINT_VARIABLE]
+    config = ClientConfig.load()
     quick = replace(config, deadline_ms=min(config.deadline_ms, CALL_LIMIT_MS))
-    try:
-        with (
-            ClusterInspection(endpoint, config) as inspection,
-            closing(Directory([endpoint], quick)) as directory,
-        ):
-            while short := slots_short_of_copies(inspection.routing()):
-                if not _are_rows_needed(directory, keys):
-                    return 0
-                if time.monotonic() >= ends_s:
-                    click.echo(
-                        f"after {wait_s:g} s {short} slots still have too few copies", err=True
-                    )
-                    return EXIT_FAILED
-                time.sleep(LOOK_PAUSE_S)
-    except BackstayError as error:
-        # Then it has nothing that the cluster could lose.
-        click.echo(f"Error: {error}", err=True)
-        return EXIT_NO_ANSWER
-    return 0
+    with (
+        ClusterInspection(endpoint, config) as inspection,
+        closing(Directory([endpoint], quick)) as directory,
+    ):
+        return wait_for_copies(
+            lambda: slots_short_of_copies(inspection.routing()),
+            lambda: _are_rows_needed(directory, keys),
+            wait_s,
+        )
+
+
+def wait_for_copies(
+    count_short: Callable[[], int],
+    are_needed: Callable[[], bool],
+    wait_s: float,
+    *,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until no slot is short of copies, or nobody needs the rows; return the exit code.
+
+    Args:
+        count_short: Returns how many slots are; an error of backstay: nobody says.
+        are_needed: Whether the job needs the rows.
+        wait_s: Seconds to wait at most.
+        now: The time, in seconds.
+        sleep: Waits for so many seconds.
+    """
+    ends_s = now() + wait_s
+    failing_since_s: float | None = None
+    while True:
+        began_s = now()
+        try:
+            short = count_short()
+        except BackstayError as error:
+            # One answer may be missing for a moment. A server that never answers has ended.
+            failing_since_s = began_s if failing_since_s is None else failing_since_s
+            if now() >= min(ends_s, failing_since_s + NO_ANSWER_S):
+                click.echo(f"Error: {error}", err=True)
+                return EXIT_NO_ANSWER
+        else:
+            failing_since_s = None
+            if not short or not are_needed():
+                return 0
+            if now() >= ends_s:
+                click.echo(f"after {wait_s:g} s {short} slots still have too few copies", err=True)
+                return EXIT_FAILED
+        sleep(LOOK_PAUSE_S)
 
 
 def _are_rows_needed(directory: Directory, keys: JobKeys) -> bool:

@@ -7,7 +7,7 @@ worker leases is in the ledgers. Time is an argument. Imports ``job_engine`` and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from backstay.job_engine.open_round import Assignment
 __all__ = ["KnownWorker", "KnownWorkers", "WorkerSigns"]
 
 WORKERS_MAX = 20_000
-# A worker that was silent for so long and has no lease is forgotten.
+# A worker that was silent for so long and has no place among the wanted ones is forgotten.
 FORGET_S = 60.0
 # Examples a second are a mean over about this time.
 RATE_S = 10.0
@@ -166,7 +166,9 @@ class KnownWorkers:
         """Forget a worker that is gone."""
         self._workers.pop(worker, None)
 
-    def forget_silent(self, now_s: float) -> None:
-        """Forget workers that were silent for long."""
-        for worker in [one.id for one in self if now_s - one.heard_s > FORGET_S]:
-            del self._workers[worker]
+    def forget_silent(self, now_s: float, kept: Callable[[str], bool]) -> None:
+        """Forget workers that were silent for long, and are not to be kept."""
+        silent = [one.id for one in self if now_s - one.heard_s > FORGET_S]
+        for worker in silent:
+            if not kept(worker):
+                del self._workers[worker]

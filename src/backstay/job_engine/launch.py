@@ -35,6 +35,8 @@ class ExitReason(enum.Enum):
     CANNOT_START = "could not be started"
     # No process of it ever ran: the registry of its image did not answer.
     NO_IMAGE = "got no image"
+    # No process of it ever ran: the launcher lacks a right that somebody may still give.
+    NOT_ALLOWED = "was not allowed to start"
 
     @property
     def is_a_failure(self) -> bool:
@@ -57,6 +59,7 @@ _NO_FAILURES = (
     ExitReason.EVICTED,
     ExitReason.NODE_LOST,
     ExitReason.NO_IMAGE,
+    ExitReason.NOT_ALLOWED,
 )
 
 

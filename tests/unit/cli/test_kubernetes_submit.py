@@ -130,6 +130,40 @@ def test_new_servers_remove_the_records_of_those_before_them() -> None:
     assert cluster.found["statefulsets", f"{NAME}-pserver"] is stateful_set
 
 
+def test_a_job_on_a_shared_cluster_begins_again_without_the_right_to_see_servers() -> None:
+    class WithoutServers(Cluster):
+        def get(self, kind: str, name: str) -> dict[str, Any] | None:
+            if kind == "statefulsets":
+                raise KubernetesError("forbidden", status=403, reason="Forbidden")
+            return super().get(kind, name)
+
+    cluster = WithoutServers(JOB)
+    submit(api_of(cluster), JOB, objects_of(run="census-1", has_own=False), never)
+    publish(cluster, over="done")
+    submit(api_of(cluster), JOB, objects_of(run="census-2", has_own=False), never)
+    assert cluster.deleted == [NAME]
+
+
+@pytest.mark.parametrize("other", ["production", f"{NAME}-two-first", f"{NAME}x-first", NAME])
+def test_records_of_a_cluster_that_is_not_of_the_job_are_left_alone(other: str) -> None:
+    cluster = Cluster(JOB)
+    submit(api_of(cluster), JOB, objects_of(run="census-1", cluster="first"), never)
+    publish(cluster, over="done")
+    container = container_of(cluster)
+    (said,) = [one for one in container["env"] if one["name"] == "BACKSTAY_CLUSTER"]
+    said["value"] = other
+    submit(api_of(cluster), JOB, objects_of(run="census-2", cluster="second"), never)
+    names = [one["name"] for one in container_of(cluster)["env"]]
+    assert "BACKSTAY_REPLACES_CLUSTER" not in names
+
+
+def container_of(cluster: Cluster) -> dict[str, Any]:
+    stateful_set = cluster.found["statefulsets", f"{NAME}-pserver"]
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
 def test_a_deployment_of_another_job_is_left_alone() -> None:
     cluster = Cluster(JOB)
     submit(api_of(cluster), JOB, objects_of(), never)

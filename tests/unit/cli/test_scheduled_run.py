@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,11 @@ SCHEDULE = Owner(NAME, "cronjob-1", "CronJob")
         (KubernetesError("no answer"), False, EXIT_AGAIN),
         (KubernetesError("conflict", status=409), False, EXIT_AGAIN),
         (KubernetesError("unavailable", status=503), False, EXIT_AGAIN),
+        (KubernetesError("too many requests", status=429), False, EXIT_AGAIN),
+        (KubernetesError("forbidden: exceeded quota: pods", status=403), False, EXIT_AGAIN),
+        # It was tried a few times then.
         (KubernetesError("forbidden", status=403), False, 1),
+        (KubernetesError("invalid", status=422), False, 1),
         (JobRefused("a job of the name runs"), False, 1),
         (JobError("the hook was stopped"), True, EXIT_AGAIN),
         (JobError("the hook failed"), False, 1),
@@ -60,6 +65,7 @@ class Runs:
         self.cluster = Cluster(JOB)
         self.cluster.found["cronjobs", NAME] = {"metadata": {"uid": SCHEDULE.uid}}
         self.called: list[tuple[str, ...]] = []
+        self.waited = 0
         self._monkeypatch = monkeypatch
 
     def has_made(self, objects: JobObjects, owner: Owner | None = SCHEDULE) -> None:
@@ -74,6 +80,7 @@ class Runs:
         self.stops = stops = StopOrder()
 
         def wait(_timeout_s: float) -> bool:
+            self.waited += 1
             meanwhile()
             return stops.asked
 
@@ -167,3 +174,58 @@ def test_a_run_that_never_began_is_not_waited_for(runs: Runs) -> None:
     assert outcome is not None
     assert runs.cluster.deleted == [NAME]
     assert runs.run_there == "census-2"
+
+
+class Beginning(Cluster):
+    """An API server that begins: it knows no rights yet, for so many calls of a kind."""
+
+    def __init__(self, status: int, calls: int) -> None:
+        super().__init__(JOB)
+        self.status = status
+        self.left = {"get": calls, "create": calls}
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        self._refuse("get")
+        return super().get(kind, name)
+
+    def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._refuse("create")
+        return super().create(kind, body)
+
+    def _refuse(self, verb: str) -> None:
+        if self.left[verb]:
+            self.left[verb] -= 1
+            raise KubernetesError("not yet", status=self.status)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_run_begins_although_the_api_server_begins_too(runs: Runs, status: int) -> None:
+    refused = scheduled_run.FORBIDDEN_TRIES_MAX - 1
+    there, runs.cluster = runs.cluster.found, Beginning(status, refused)
+    runs.cluster.found = there
+    looks = 2 * refused
+
+    def ends() -> None:
+        if runs.waited > looks:
+            runs.end("done")
+
+    outcome = runs.run("census-1", ends)
+    assert outcome is not None
+    assert outcome.state == "done"
+    assert runs.called == [("fetch",), ("report",)]
+
+
+def test_a_run_without_a_right_fails_after_a_few_tries(runs: Runs) -> None:
+    runs.cluster = Beginning(403, 1000)
+    with pytest.raises(KubernetesError, match="not yet") as raised:
+        runs.run("census-1", lambda: None)
+    assert runs.waited == scheduled_run.FORBIDDEN_TRIES_MAX - 1
+    assert exit_code_of(raised.value, stopped=False) == 1
+    assert runs.called == []
+
+
+def test_a_pod_that_is_told_to_end_makes_no_more_tries(runs: Runs) -> None:
+    runs.cluster = Beginning(403, 1000)
+    with pytest.raises(KubernetesError, match="not yet"):
+        runs.run("census-1", lambda: runs.stops.ask("SIGTERM"))
+    assert runs.waited == 1

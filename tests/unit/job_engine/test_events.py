@@ -7,6 +7,8 @@ import logging
 import pytest
 
 from backstay.errors import JobRefused
+from backstay.job_engine.events.workers import HANGS_AFTER_MIN_S, HANGS_AFTER_TTLS
+from backstay.job_engine.known_workers import FORGET_S
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.job_engine.opening import StateIncarnation
 from tests.unit.job_engine.test_rows import LOST, NOON, RESTORED, job
@@ -52,6 +54,32 @@ def test_a_wish_has_a_new_version_only_if_it_is_another_one() -> None:
     second = one.wish()
     assert second.version > first.version
     assert second.workers != first.workers
+
+
+@pytest.mark.parametrize("ttl_ms", [1_000, 10_000, 60_000])
+def test_a_worker_that_runs_and_is_silent_is_replaced_however_long_leases_last(
+    ttl_ms: int,
+) -> None:
+    one, clock = job(), [100.0]
+    one.now = lambda: clock[0]
+    one.task_lease_ttl_ms = ttl_ms
+    first = one.wish().workers[0]
+    one.join(first, 5, "here", 1)
+    # Nobody has launched it, so nobody would replace it.
+    one.join("other", 6, "here", 2)
+    limit_s = max(HANGS_AFTER_MIN_S, HANGS_AFTER_TTLS * ttl_ms / 1000)
+    while clock[0] < 100.0 + limit_s:
+        one.expire()
+        one.report(LauncherReport((first,)))
+        assert first in one.wish().workers
+        clock[0] += 1.0
+    one.expire()
+    one.report(LauncherReport((first,)))
+    assert first not in one.wish().workers
+    assert one.known.get(first) is None
+    clock[0] = 101.0 + max(limit_s, FORGET_S)
+    one.expire()
+    assert one.known.get("other") is None
 
 
 def test_an_end_that_is_told_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

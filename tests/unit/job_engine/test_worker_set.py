@@ -114,6 +114,7 @@ def test_who_is_missing_in_a_launchers_list_is_lost_once_it_was_there() -> None:
         (ExitReason.EVICTED, False),
         (ExitReason.NODE_LOST, False),
         (ExitReason.NO_IMAGE, False),
+        (ExitReason.NOT_ALLOWED, False),
     ],
 )
 def test_the_reason_says_whether_an_end_counts(reason: ExitReason, is_a_failure: bool) -> None:

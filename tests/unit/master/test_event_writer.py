@@ -130,3 +130,18 @@ def test_the_last_events_are_written_at_the_end_and_not_without_a_limit() -> Non
     api.refuse = KubernetesError("away")
     events.write_rest()
     assert len(api.calls) == event_writer.LAST_CALLS_MAX + 1
+
+
+def test_a_fault_after_an_event_was_written_does_not_end_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = Api()
+    events = writer(api)
+    events.note("Scaled", "a")
+
+    def fail(*_: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(job_events.EventLog, "written", fail)
+    events.write_rest()
+    assert api.told() == {"a": 1}

@@ -118,3 +118,18 @@ def test_the_next_job_master_tells_an_end_again_under_the_same_name_and_others_a
     assert names[0][1] != names[1][1]
     # A job of the same name that was made anew.
     assert names[2][0] != names[0][0]
+
+
+def test_an_event_that_two_writers_have_written_is_written() -> None:
+    log = EventLog("0f8fa", "1")
+    note(log, "3 workers wanted, 4 before")
+    series = log.due(0.0)
+    # At the end the rest is written while the last call may be under way.
+    assert series is not None
+    assert log.rest() == [series]
+    log.written(series, 0.0)
+    log.written(series, 0.0)
+    assert log.rest() == []
+    note(log, "3 workers wanted, 4 before", 20.0)
+    (again,) = write(log, 20.0)
+    assert again.count == 2

@@ -74,6 +74,29 @@ def test_workers_that_cannot_be_started_for_good_fail_the_job_with_the_cause(
     scenario(tmp_path, play)
 
 
+def test_a_missing_right_takes_no_worker_away_from_a_job_that_works(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        words = "no right to make Pods"
+        wanted = (await handler.exchange(LauncherReport())).workers
+        job.join(wanted[1], 5, "here", 1)
+        job.declare_tables(job.state.tables or ["wide"], worker=wanted[1])
+        for number in range(3 * job.spec.workers.max_relaunches + 3):
+            name = f"w-{number}"
+            end = WorkerExit(name, ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING, words)
+            job.report(LauncherReport((wanted[1],), () if name == wanted[1] else (end,)))
+            # The next one comes after a pause.
+            assert len(job.workers.wanted(job.now() + 1e6)) == len(wanted)
+        assert not job.is_over
+        # It ends, too: no worker is left.
+        await handler.exchange(ended(wanted[1], -9))
+        last = job.workers.wanted(job.now() + 1e6)[-1]
+        end = WorkerExit(last, ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING, words)
+        job.report(LauncherReport((), (end,)))
+        assert job.ended == ("failed", f"no worker can be started: {words}")
+
+    scenario(tmp_path, play)
+
+
 def test_one_wrong_worker_beside_others_that_work_is_only_replaced(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
         service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backstay.job_engine.launch import ExitReason
-from backstay.master.kubernetes.pod_exit import Pull, end_of_deleted, seen
+from backstay.master.kubernetes.pod_exit import Pull, end_of_deleted, seen, why_not_running
 from backstay.master.kubernetes.worker_pods import LAST_WORDS_MAX, WorkerPods
 from tests.unit.master.kubernetes_pods import (
     condition,
@@ -205,3 +205,18 @@ def test_a_registry_that_is_away_is_told_from_an_image_that_is_not_there(
 
 def test_an_image_of_a_wrong_signature_is_waited_for_as_one_that_is_not_there() -> None:
     assert seen(pending("w-1", "SignatureValidationFailed", IMAGE)).is_pulling
+
+
+@pytest.mark.parametrize("reason", ["RunContainerError", "ErrImagePull", "CrashLoopBackOff"])
+def test_a_sidecar_that_fails_ends_no_worker_that_runs(reason: str) -> None:
+    # A sidecar is an init container that is begun again (restartPolicy: Always).
+    pod = running("w-1")
+    waiting = {"waiting": {"reason": reason, "message": "of the sidecar"}}
+    pod["status"]["initContainerStatuses"] = [{"name": "proxy", "state": waiting}]
+    found = seen(pod)
+    assert (found.end, found.waits, found.is_pulling) == (None, "", False)
+    assert found.has_begun
+    assert why_not_running(pod, "worker") == ""
+    # One that fails before the worker's container begins holds it up.
+    pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "PodInitializing"}}
+    assert "of the sidecar" in why_not_running(pod, "worker")

@@ -208,7 +208,7 @@ def test_a_right_that_does_not_come_is_an_exit_that_another_worker_would_share(
         launcher.reconcile(["w-0"])
         eventually(lambda: launcher.report().exits != ())
         (end,) = launcher.report().exits
-        assert (end.reason, end.code) == (ExitReason.CANNOT_START, EXIT_WRONG_SETTING)
+        assert (end.reason, end.code) == (ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING)
         assert f"lacks the right to {verb} pods" in end.last_words
         # Nothing keeps the threads busy after that.
         plans = count_plans(monkeypatch)

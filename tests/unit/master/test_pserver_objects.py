@@ -281,3 +281,18 @@ def test_a_job_on_a_cluster_that_runs_says_nothing_of_its_servers_numbers(
         check_no_servers(job(more=more))
     assert str(caught.value).startswith(message)
     check_no_servers(job(more={"servers": {"endpoints": ["ps:7000"]}, "autoscale": "fill"}))
+
+
+@pytest.mark.parametrize(
+    "name", ["BACKSTAY_CLUSTER", "BACKSTAY_REPLACES_CLUSTER", "BACKSTAY_NODE_ID"]
+)
+def test_variables_that_tell_whose_the_records_are_cannot_be_set(name: str) -> None:
+    env = [{"name": name, "value": "a"}]
+    template = {"spec": {"containers": [{"name": "pserver", "env": env}]}}
+    for where, kubernetes in (
+        ("kubernetes.env", {"env": {name: "a"}}),
+        ("kubernetes.pserver.env", {"pserver": {"env": {name: "a"}}}),
+        ("kubernetes.pserver.pod_template", {"pserver": {"pod_template": template}}),
+    ):
+        with pytest.raises(ConfigError, match=f"{where}: {name} is set for each Pod .*leave it"):
+            made(job(**kubernetes))

@@ -285,7 +285,7 @@ def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit
     told = {one.worker_id: one for one in pods.report().exits}
     assert set(told) == {"w-1", "w-2"}
     for end in told.values():
-        assert (end.reason, end.code) == (ExitReason.CANNOT_START, EXIT_WRONG_SETTING)
+        assert (end.reason, end.code) == (ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING)
         assert end.last_words == RIGHT
     assert "w-0" in pods.report().running
     pods.acknowledge(["w-1", "w-2"])
@@ -295,7 +295,7 @@ def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit
     assert made_by(pods, now_s) == ["w-3"]
     assert exits_of(pods) == {}
     pods.forbidden(Forbidden.MAKE, RIGHT, now_s)
-    assert exits_of(pods) == {"w-3": ExitReason.CANNOT_START}
+    assert exits_of(pods) == {"w-3": ExitReason.NOT_ALLOWED}
     pods.acknowledge(["w-3"])
     now_s += PAUSE_MAX_S
     pods.wish(("w-0", "w-4"), now_s)
@@ -304,7 +304,7 @@ def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit
     # Somebody has given the right.
     pods.created("w-4", pending("w-4"), now_s)
     assert exits_of(pods) == {}
-    assert pods.trouble(now_s).startswith("worker w-3 could not be started")
+    assert pods.trouble(now_s).startswith("worker w-3 was not allowed to start")
     pods.changed(running("w-4"), now_s)
     assert pods.trouble(now_s) == ""
 
@@ -316,7 +316,7 @@ def test_a_deletion_that_succeeds_gives_no_more_time_to_a_missing_right() -> Non
         pods.told_to_end(f"w-{number}")
     assert RIGHT in pods.trouble(1.0)
     pods.plan(FORBIDDEN_MAX_S)
-    assert exits_of(pods) == {"w-10": ExitReason.CANNOT_START}
+    assert exits_of(pods) == {"w-10": ExitReason.NOT_ALLOWED}
 
 
 def test_what_held_up_workers_that_nobody_wants_any_more_is_no_news() -> None:
@@ -335,7 +335,7 @@ def test_what_held_up_workers_that_nobody_wants_any_more_is_no_news() -> None:
     assert exits_of(pods) == {}
     assert RIGHT in pods.trouble(6 * FORBIDDEN_MAX_S - 1)
     pods.plan(6 * FORBIDDEN_MAX_S)
-    assert exits_of(pods) == {"w-2": ExitReason.CANNOT_START}
+    assert exits_of(pods) == {"w-2": ExitReason.NOT_ALLOWED}
 
 
 def test_a_right_that_comes_in_time_costs_nothing() -> None:
@@ -359,7 +359,7 @@ def test_pods_that_may_not_be_seen_cost_workers_after_a_limit() -> None:
     pods.plan(4.0 + FORBIDDEN_MAX_S)
     assert exits_of(pods) == {}
     pods.plan(5.0 + FORBIDDEN_MAX_S)
-    assert exits_of(pods) == {"w-0": ExitReason.CANNOT_START}
+    assert exits_of(pods) == {"w-0": ExitReason.NOT_ALLOWED}
     # Somebody gives the right: its Pod was there, and is not wanted any more.
     pods.acknowledge(["w-0"])
     pods.wish(("w-1",), 5.0 + FORBIDDEN_MAX_S)

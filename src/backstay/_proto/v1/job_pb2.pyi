@@ -74,6 +74,8 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     """No process of it ever ran."""
     EXIT_REASON_NO_IMAGE: _ExitReason.ValueType  # 8
     """No process of it ever ran, because the registry of its image did not answer."""
+    EXIT_REASON_NOT_ALLOWED: _ExitReason.ValueType  # 9
+    """No process of it ever ran, because the launcher lacks a right that somebody may still give."""
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """Why a worker's process ended."""
@@ -95,6 +97,8 @@ EXIT_REASON_CANNOT_START: ExitReason.ValueType  # 7
 """No process of it ever ran."""
 EXIT_REASON_NO_IMAGE: ExitReason.ValueType  # 8
 """No process of it ever ran, because the registry of its image did not answer."""
+EXIT_REASON_NOT_ALLOWED: ExitReason.ValueType  # 9
+"""No process of it ever ran, because the launcher lacks a right that somebody may still give."""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final

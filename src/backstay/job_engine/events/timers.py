@@ -24,7 +24,7 @@ class TimerEvents(JobCore):
     def expire(self) -> float | None:
         """Expire the leases that were not renewed in time: their tasks may go to others.
 
-        It also acts on stalled workers, and forgets workers that were silent for long.
+        It also acts on stalled workers, and forgets silent ones that have no place.
 
         Returns:
             A time before which none of today's leases expires; None: there is no lease.
@@ -35,7 +35,8 @@ class TimerEvents(JobCore):
             if tasks:
                 log.warning("%s: the leases of tasks %s have expired", opened.id, tasks)
                 self._came_back(opened)
-        self.known.forget_silent(self.now())
+        # One that has a place is replaced first, which may take longer (``report``).
+        self.known.forget_silent(self.now(), kept=self.workers.has_place)
         return self.rounds.next_expiry()
 
     def plan_lease_ttl(self) -> int | None:

@@ -149,7 +149,7 @@ class WorkerEvents(JobCore):
             if end.code == EXIT_WRONG_SETTING and self.workers.has_place(end.worker_id):
                 said = message_of(end.last_words.strip().rpartition("\n")[2])
                 what = "the model file or a setting is wrong"
-                if end.reason is ExitReason.CANNOT_START:
+                if end.reason in (ExitReason.CANNOT_START, ExitReason.NOT_ALLOWED):
                     what = "no worker can be started"
                 wrong = f"{what}: {said[-LAST_WORDS_MAX:] or end.how}"
         return wrong
