@@ -117,6 +117,7 @@ CONTRADICTIONS = [
     ('{"expiry": {"norm_below": 1}, "score": {}}', "score"),
     ('{"expiry": {"score_below": 1}, "score": {"decay": 0}}', "decay"),
     ('{"expiry": {"score_below": 1}, "score": {"click_coefficient": -1}}', "click_coefficient"),
+    ('{"expiry": {"score_below": 1}, "score": {"decay": 0.99999999}}', "decay"),
     ('{"expiry": {"score_below": 1}, "score": {"decay_every_seconds": 5}}', "decay_every_seconds"),
 ]
 

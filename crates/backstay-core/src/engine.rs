@@ -146,10 +146,11 @@ impl Engine {
     pub fn create_table(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
         let fits = spec.check_slots(self.space.count());
         fits.map_err(|error| Refusal::InvalidRequest(error.to_string()))?;
-        if let Some(companion) = spec.companion() {
-            self.add_table(&Arc::new(companion))?;
+        self.add_table(spec)?;
+        match spec.companion() {
+            Some(companion) => self.add_table(&Arc::new(companion)),
+            None => Ok(()),
         }
-        self.add_table(spec)
     }
 
     fn add_table(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
@@ -579,7 +580,19 @@ impl Engine {
     pub fn growth_bytes(&self, table: u64, keys: &[u64]) -> Result<usize, Refusal> {
         let table = self.table(table)?;
         let companion = table.companion().and_then(|id| self.tables.get(&id));
-        let counters = companion.map_or(0, |one| one.growth_bytes(keys));
+        let counters = companion.map_or(0, |one| {
+            let absent: Vec<u64> = keys
+                .iter()
+                .copied()
+                .filter(|&key| !table.has_row(key))
+                .collect();
+            // Keys with a row are counted no more, so they need no room.
+            if absent.is_empty() {
+                0
+            } else {
+                one.growth_bytes(&absent)
+            }
+        });
         Ok(table.growth_bytes(keys) + counters)
     }
 

@@ -49,6 +49,13 @@ impl Seen {
     }
 }
 
+/// Add counts. The sum stays finite: a score of infinite counts is a NaN, whose sign differs by
+/// processor.
+#[inline]
+pub(crate) fn sum(counted: f32, more: f32) -> f32 {
+    (counted + more).min(f32::MAX)
+}
+
 impl Statistics {
     /// Those that a policy uses.
     pub fn of(lifetime: &Lifetime) -> Self {
@@ -81,8 +88,8 @@ impl Statistics {
             words[at] = words[at].saturating_add(seen.frequency);
         }
         if let Some(at) = self.show {
-            words[at] = (f32::from_bits(words[at]) + seen.show).to_bits();
-            words[at + 1] = (f32::from_bits(words[at + 1]) + seen.click).to_bits();
+            words[at] = sum(f32::from_bits(words[at]), seen.show).to_bits();
+            words[at + 1] = sum(f32::from_bits(words[at + 1]), seen.click).to_bits();
         }
     }
 

@@ -205,6 +205,13 @@ impl Table {
         maps + runs.map(growth).sum::<usize>()
     }
 
+    /// Whether a key has a row.
+    pub(crate) fn has_row(&self, key: u64) -> bool {
+        let hash = mix64(key);
+        self.map(hash)
+            .is_some_and(|map| map.find(key, hash).is_some())
+    }
+
     /// Copy the weights of `keys` to `out`, \[n, `row_elements`].
     ///
     /// A key without a row reads as its initial value; no row is created, so a pull never

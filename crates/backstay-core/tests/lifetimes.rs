@@ -827,6 +827,71 @@ fn shows_and_clicks_come_from_the_push() {
     assert_eq!((read(&engine, 7), read(&engine, 8)), (2.25, 0.25));
 }
 
+/// A request may name a slot as often as it likes: it is looked at once.
+#[test]
+fn a_slot_that_is_named_often_decays_and_expires_once() {
+    let spec = spec(r#"{"expiry":{"score_below":0.1},"score":{"decay":0.5}}"#);
+    let mut engine = engine(&spec);
+    apply(&mut engine, &observe(&spec, 1, 10, 7, 8.0, 0.0));
+    let slot = space().slot_of(7);
+    let often = vec![slots_as_keys([slot])[0]; 5];
+    let decay = Change::Decay { rate: 0.5 };
+    apply(&mut engine, &change(&spec, 2, 10, decay, &often, &[]));
+    assert_eq!(statistics(&engine, &spec, 7), [4f32.to_bits(), 0]);
+    // The key of a row, and those of parts, beside the whole slot.
+    let parts = (0..SlotPart::PARTS).map(|part| SlotPart::of(part).key(space(), slot));
+    let mixed: Vec<u64> = [7].into_iter().chain(parts).chain(often).collect();
+    let unseen = Thresholds {
+        score_below: Some(100.0),
+        ..Thresholds::default()
+    };
+    let expire = change(&spec, 3, 10, Change::Expire(unseen), &mixed, &[]);
+    assert_eq!(apply(&mut engine, &expire).score, 1);
+}
+
+/// Counts that are too large for a float stay finite, so that the order of scores is one order.
+#[test]
+fn shows_and_clicks_stay_finite() {
+    for admission in ["", r#""admission":{"score":{"at_least":1e30}},"#] {
+        let spec = spec(&format!(
+            "{{{admission}\"expiry\":{{\"score_below\":2.0}}}}"
+        ));
+        let mut engine = engine(&spec);
+        for sequence in 1..4 {
+            apply(&mut engine, &observe(&spec, sequence, 10, 7, 3e38, 3e38));
+        }
+        assert_eq!(statistics(&engine, &spec, 7), [f32::MAX.to_bits(); 2]);
+    }
+}
+
+/// Keys with a row are counted no more, so they need no room for counters.
+#[test]
+fn rows_that_are_there_need_no_memory_for_counters() {
+    let spec = spec(POLICIES[1]);
+    let mut engine = engine(&spec);
+    let made = Change::Assign {
+        only_if_absent: false,
+    };
+    apply(&mut engine, &change(&spec, 1, 10, made, &[5], &[1.0; DIM]));
+    assert_eq!(engine.growth_bytes(table_id("t"), &[5]).unwrap(), 0);
+    let other = (6..KEYS).find(|&key| space().slot_of(key) == space().slot_of(5));
+    assert!(
+        engine
+            .growth_bytes(table_id("t"), &[other.unwrap()])
+            .unwrap()
+            > 0
+    );
+}
+
+/// A table that is refused leaves nothing behind.
+#[test]
+fn a_refused_table_leaves_no_companion() {
+    let plain = spec(r#"{"expiry":{"norm_below":1.0}}"#);
+    let mut engine = engine(&plain);
+    assert!(engine.create_table(&spec(POLICIES[1])).is_err());
+    assert!(engine.table(table_id("t@admission")).is_err());
+}
+
 #[test]
 fn what_a_policy_does_not_have_is_refused() {
     let spec = spec(r#"{"expiry":{"norm_below":1.0}}"#);

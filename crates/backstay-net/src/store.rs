@@ -23,7 +23,7 @@ use backstay_core::life::{Gone, Thresholds};
 use backstay_core::replication::Rows;
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
 use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::table::PlainRows;
+use backstay_core::table::{PlainRows, Table};
 use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
 use parking_lot::RwLock;
 
@@ -302,11 +302,13 @@ impl Store {
         slots
     }
 
-    /// Rows of a table in one slot here.
+    /// Rows of a table in one slot here, and counters of keys without a row.
     pub fn rows_in(&self, table: &str, slot: u32) -> usize {
         let engine = self.stripes[self.stripe(slot)].read();
-        let table = engine.table(table_id(table));
-        table.map_or(0, |table| table.rows_in(slot))
+        let rows = |id: u64| engine.table(id).map_or(0, |table| table.rows_in(slot));
+        let id = table_id(table);
+        let companion = engine.table(id).ok().and_then(Table::companion);
+        rows(id) + companion.map_or(0, rows)
     }
 
     /// The tables that servers expire or decay without being asked.
@@ -395,8 +397,10 @@ impl Store {
         };
         observed::check_change(&spec, Change::Expire(thresholds))?;
         let mut gone = Gone::default();
-        for &key in keys {
-            let slot = self.space.slot_of(key);
+        let mut slots: Vec<u32> = keys.iter().map(|&key| self.space.slot_of(key)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        for slot in slots {
             let engine = self.stripe_of(slot)?.read();
             gone += engine.count_expired(table, slot, &thresholds, self.seconds())?;
         }

@@ -179,7 +179,7 @@ fn servers_keep_the_periods_of_a_table_by_themselves() {
     let policy = r#"{"expiry":{"unseen_seconds":35,"score_below":1.5,"every_seconds":10},"score":{"nonclick_coefficient":1.0,"decay":0.5,"decay_every_seconds":10}}"#;
     let server = server(policy, &now);
     let replicator = Arc::clone(server.replicator());
-    // Of period 100, which the server may have kept by now.
+    // Of the period that began at 1000 s, which the server may have kept by now.
     replicator.keep_periods();
     block_on(async {
         let client = client_of(&server);
@@ -194,7 +194,7 @@ fn servers_keep_the_periods_of_a_table_by_themselves() {
         // Whether here or in the server's own look: it is done once, the expiry before the decay.
         replicator.keep_periods();
         replicator.keep_periods();
-        wait_until("period 101", || {
+        wait_until("the period from 1010 s on", || {
             server
                 .store()
                 .served_slots_without(
@@ -203,7 +203,7 @@ fn servers_keep_the_periods_of_a_table_by_themselves() {
                         pass: u32::MAX - 1,
                         task: 0,
                     },
-                    101,
+                    1_010_000,
                 )
                 .is_empty()
         });

@@ -8,6 +8,7 @@ docs/internals/lifetimes.md says how the servers do it.
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
@@ -176,6 +177,11 @@ class Score:
         check_number(self, "nonclick_coefficient", 0.0, MAX_NUMBER)
         check_number(self, "click_coefficient", 0.0, MAX_NUMBER)
         check_number(self, "decay", _MIN_RATE, 1.0)
+        if self.decay < 1.0 and struct.unpack("f", struct.pack("f", self.decay))[0] >= 1.0:
+            raise ConfigError(
+                f"Score.decay is {self.decay!r}; allowed: 1, or less than 0.99999998, for float32 "
+                "rounds this to 1"
+            )
         if self.decay_every_seconds is None:
             return
         check_integer(self, "decay_every_seconds", 1, _MAX_SECONDS)

@@ -158,7 +158,9 @@ impl TableSpec {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             // Absent from the canonical form if there is none.
-            fields.entry("lifetime").or_insert(Value::Null);
+            for field in ["lifetime", "pull"] {
+                fields.entry(field).or_insert(Value::Null);
+            }
         }
         value
     }
@@ -377,6 +379,10 @@ impl Checker<'_> {
             self.number(&format!("lifetime.score.{field}"), value, 0.0, MAX_NUMBER)?;
         }
         self.number("lifetime.score.decay", score.decay, MIN_RATE, 1.0)?;
+        if score.decay < 1.0 && score.decay as f32 >= 1.0 {
+            let allowed = "1, or less than 0.99999998: float32 rounds this to 1";
+            return Err(self.refuse("lifetime.score.decay", &score.decay, &allowed));
+        }
         let field = "lifetime.score.decay_every_seconds";
         self.seconds(field, score.decay_every_seconds)?;
         match score.decay_every_seconds {

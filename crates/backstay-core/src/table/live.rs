@@ -200,9 +200,7 @@ impl Table {
                 }
             }
             Change::Expire(thresholds) => {
-                for &key in keys {
-                    let slot = self.slot_in_range(mix64(key));
-                    let part = SlotPart::of_hash(mix64(key));
+                for (slot, part) in self.parts_of(keys) {
                     gone += self.expire(slot, part, &thresholds, moment.time);
                     if let Some(companion) = companion.as_deref_mut() {
                         gone.counters += companion.forget(slot, part, &thresholds, moment.time);
@@ -210,8 +208,7 @@ impl Table {
                 }
             }
             Change::Decay { rate } => {
-                for &key in keys {
-                    let slot = self.slot_in_range(mix64(key));
+                for slot in self.slots_of(keys) {
                     self.decay(slot, rate);
                     if let Some(companion) = companion.as_deref_mut() {
                         companion.decay_counters(slot, rate);
@@ -370,6 +367,32 @@ impl Table {
         self.allocated_bytes = self.allocated_bytes + self.maps[at].allocated_bytes() - before;
     }
 
+    /// The slots (in the range) that keys sorted by slot stand for, each once.
+    fn slots_of(&self, keys: &[u64]) -> Vec<usize> {
+        let mut slots: Vec<usize> = keys
+            .iter()
+            .map(|&key| self.slot_in_range(mix64(key)))
+            .collect();
+        slots.dedup();
+        slots
+    }
+
+    /// The parts of slots (in the range) that keys sorted by slot stand for. Each is looked at once,
+    /// however often a request names it.
+    fn parts_of(&self, keys: &[u64]) -> Vec<(usize, SlotPart)> {
+        let mut parts: Vec<(usize, SlotPart)> = Vec::new();
+        for &key in keys {
+            let hash = mix64(key);
+            let one = (self.slot_in_range(hash), SlotPart::of_hash(hash));
+            let of_slot = parts.iter().rev().take_while(|(slot, _)| *slot == one.0);
+            let mut seen = of_slot.map(|&(_, part)| part);
+            if !seen.any(|part| part == one.1 || part == SlotPart::WHOLE) {
+                parts.push(one);
+            }
+        }
+        parts
+    }
+
     fn slot_in_range(&self, hash: u64) -> usize {
         (self.space.slot_of_hash(hash) - self.first_slot) as usize
     }
@@ -445,7 +468,8 @@ impl Table {
                 let row = self.counter(slot, key, hash);
                 let words = self.maps[slot].values_mut(row);
                 let (show, click) = (f32::from_bits(words[0]), f32::from_bits(words[1]));
-                let (shows, clicks) = (show + seen.show, click + seen.click);
+                let shows = life::sum(show, seen.show);
+                let clicks = life::sum(click, seen.click);
                 words[..3].copy_from_slice(&[shows.to_bits(), clicks.to_bits(), seen.time]);
                 if life::score(shows, clicks, &live.eviction.rule) < at_least {
                     return None;

@@ -30,6 +30,13 @@ const WHOLE_ROWS: usize = 2048;
 const DECAYS: u32 = 0;
 const EXPIRIES: u32 = 1;
 
+/// The number of the period that a time is in, both in Unix time: its begin, in milliseconds. So
+/// numbers go on to grow when `every_seconds` changes, and beside those of jobs, which are of the
+/// same kind.
+fn number_of(now_s: u64, every_s: u32) -> u64 {
+    (now_s - now_s % u64::from(every_s)) * 1000
+}
+
 /// The stream in which a table decays: its sequences are the periods.
 pub fn decay_stream(table: u64) -> StreamId {
     StreamId {
@@ -56,11 +63,11 @@ impl Replicator {
                     ..decay_stream(id)
                 };
                 let change = Change::Expire(Thresholds::default());
-                gone += self.keep_period(&table, stream, now / u64::from(every), change);
+                gone += self.keep_period(&table, stream, number_of(now, every), change);
             }
             if let Some(every) = decay {
                 let change = Change::Decay { rate: 0.0 };
-                gone += self.keep_period(&table, decay_stream(id), now / u64::from(every), change);
+                gone += self.keep_period(&table, decay_stream(id), number_of(now, every), change);
             }
         }
         gone
@@ -140,5 +147,18 @@ impl Replicator {
                 Ok(report.unwrap_or(Err(Refusal::Stopping))?.gone)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number_of;
+
+    #[test]
+    fn a_period_is_numbered_by_its_begin_however_long_it_is() {
+        assert_eq!(number_of(1_059, 10), 1_050_000);
+        assert_eq!(number_of(1_060, 10), 1_060_000);
+        // Longer from now on: the next one has a higher number than all before.
+        assert!(number_of(1_080, 60) > number_of(1_059, 10));
     }
 }
