@@ -23,8 +23,8 @@ GUARD = 'if __name__ != "backstay.{0}":\n    raise ImportError("import backstay.
 
 FOLDERS = ("consensus", "master", "pserver", "trainer")
 KUBERNETES_MODULES = (
-    *("job_events", "names", "objects", "pod_exit", "pod_template", "pserver_objects"),
-    "worker_pods",
+    *("job_events", "names", "objects", "pod_exit", "pod_memory", "pod_template"),
+    *("pserver_objects", "refusals", "worker_pods"),
 )
 # What the contracts of import-linter name must be there.
 ROOMS = (
