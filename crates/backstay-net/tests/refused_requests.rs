@@ -129,8 +129,11 @@ fn an_unknown_kind_of_push() {
 #[test]
 fn a_delete_in_the_frame_of_another_change() {
     let mut bytes = push(5, "t", &[1], 99, 0);
-    bytes[32 + 60] = 4;
-    assert_refused(&bytes, PROTOCOL, "a delete came in the frame of a push");
+    for kind in [7, 4] {
+        bytes[32 + 60] = kind;
+        let words = "a delete, an expiry or a decay came in the frame of a push";
+        assert_refused(&bytes, PROTOCOL, words);
+    }
     bytes[5] = Opcode::Delete as u8;
     assert_refused(
         &bytes,
