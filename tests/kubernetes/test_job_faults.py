@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from backstay.master.kubernetes.objects import FILES_BYTES_MAX
 from backstay.master.kubernetes.published_status import read_status
@@ -155,15 +156,17 @@ def test_a_volume_of_a_missing_secret_is_told(job: KubernetesJob) -> None:
 
 
 def test_an_error_in_the_users_code_is_shown_with_its_traceback(job: KubernetesJob) -> None:
-    model = job.folder / "model.py"
+    settings = yaml.safe_load((job.folder / "job.yaml").read_text(encoding="utf-8"))
+    model = job.folder / settings["model"]
     fault = "\n\nraise ValueError('a fault of the user')\n"
     model.write_text(model.read_text(encoding="utf-8") + fault, encoding="utf-8")
     done = job.train()
     assert done.returncode == 1, done.stderr
     shown = job.jobs("show", JOB)
+    # The end of it, with the line of the user's file.
     for said in (done.stderr, shown.stdout):
-        assert "Traceback (most recent call last)" in said
-        assert "ValueError: a fault of the user" in said
+        assert ", in <module>" in said, said
+        assert "ValueError: a fault of the user" in said, said
     assert "FAILED" in shown.stdout
     told = job.events()
     assert any("ValueError: a fault of the user" in one for one in told["WorkerFailed"]), told
