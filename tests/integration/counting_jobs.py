@@ -112,6 +112,8 @@ class Worker(threading.Thread):
         super().__init__(name=worker, daemon=True)
         self.link = MasterLink(endpoints, JOB, worker, config=CLIENT)
         self.first: Counter[tuple[str, int, int]] = Counter()
+        # The job was over before the answer about this task arrived.
+        self.unanswered: Counter[tuple[str, int, int]] = Counter()
         self.work: Callable[[Task], None] = lambda _task: None
         self.ended: Ended | None = None
         self.failure: BaseException | None = None
@@ -137,10 +139,13 @@ class Worker(threading.Thread):
                 continue
             self.link.lease(answer)
             self.work(answer)
+            key = (answer.kind, answer.round, answer.number)
             if self.link.complete(answer, batches=2, examples=answer.count):
-                self.first[answer.kind, answer.round, answer.number] += 1
+                self.first[key] += 1
                 if answer.kind == "training":
                     self.link.stream_closed(answer.round, answer.number)
+            elif self.link.stop_reason is not None:
+                self.unanswered[key] += 1
 
     def finish(self) -> None:
         self.join(LIMIT_S)

@@ -271,7 +271,8 @@ class MasterLink:
             bad_record_count: Damaged records that were skipped.
 
         Returns:
-            Whether this made the task done; false: another worker was first.
+            Whether this made the task done; false: another worker was first, or the job ended
+            before the answer arrived.
         """
         request = job_pb2.CompleteRequest(
             worker=self._who,
@@ -296,6 +297,11 @@ class MasterLink:
                 answer = self._calls.call_on_stream(
                     lambda stream, timeout: stream.Complete(request, timeout=timeout)
                 )
+        except JobIsOver as error:
+            # A job is done with all its tasks done: this one too, by an earlier send of this
+            # request whose answer was lost with its job master, or by another worker.
+            self._end_all(str(error))
+            return False
         finally:
             self._let_go(task)
         return answer.first

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from backstay._proto.v1 import job_pb2
+from backstay.consensus.records.jobs import JobStateRecord
+from backstay.job.calls import JobIsOver
 from backstay.job.messages import EvaluationOutputs, Task
 from backstay.trainer.worker import master_link
 from backstay.trainer.worker.master_link import MasterLink
@@ -82,6 +84,21 @@ def test_what_is_long_does_not_hold_up_signs_of_life() -> None:
     outputs = EvaluationOutputs(predictions=many, labels=many, records=len(many))
     assert link.complete(task, batches=1, examples=4, outputs=outputs)
     assert calls.went == ["stream", "stream", "alone"]
+
+
+def test_a_completion_whose_answer_was_lost_is_no_error_when_the_job_is_over() -> None:
+    calls = Calls()
+    link = link_with(calls)
+    task = link.get_task()
+    assert isinstance(task, Task)
+
+    def is_over(_: job_pb2.CompleteRequest, timeout: float) -> job_pb2.CompleteResponse:
+        raise JobIsOver("job", JobStateRecord("done", ""))
+
+    calls.take = is_over  # type: ignore[method-assign]
+    assert not link.complete(task, batches=1, examples=4)
+    assert link.stop_reason is not None
+    assert "is done" in link.stop_reason
 
 
 def test_a_sign_of_life_tells_the_memory_of_the_process(
