@@ -105,6 +105,10 @@ TARGETS: tuple[Target, ...] = (
     Target("sparse_3328_over_ceiling", "3,328 keys a step over the bare ceiling", 0.5),
     Target("sparse_3328_over_paddle", "3,328 keys a step over Paddle 2.6.2", 10.0),
     Target("zipf_over_paddle", "53,248 Zipf(1.2) keys a step over Paddle 2.6.2", 4.0),
+    Target("lifetime_over_none", "keys/s with last seen, shows and clicks over none", 0.85),
+    Target("admission_over_none", "admission after 2, half of the keys new, over none", 0.7),
+    Target("filter_over_none", "the same by a filter, over none", 0.7),
+    Target("lifetime_over_paddle", "shows and clicks over Paddle's CtrCommonAccessor", 4.0),
     Target("dense_pull_over_copy", "dense pull of 64 MB over a loopback copy", 0.6),
     Target("dense_push_over_copy", "dense push of 64 MB over a loopback copy", 0.6),
     Target(

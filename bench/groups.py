@@ -24,6 +24,7 @@ __all__ = ["GROUPS", "Group", "Ratio", "Sizes"]
 Command = Callable[[Workshop, "Sizes"], list[str]]
 # Two servers, each the backup of the other's slots.
 TWO_COPIES = ("--servers", "2", "--copies", "2")
+HALF_NEW = ("--new-share", "0.5")
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,30 @@ GROUPS: Mapping[str, Group] = {
         },
         ratios=(Ratio("zipf_over_paddle", "backstay", "paddle", "mean_keys_per_s"),),
         raw=(("backstay", "mean_keys_per_s"), ("paddle", "mean_keys_per_s")),
+    ),
+    "lifetime": Group(
+        contestants={
+            "none": sparse(53_248),
+            "statistics": sparse(53_248, "--lifetime", "statistics"),
+            "none_new": sparse(53_248, *HALF_NEW),
+            "admission": sparse(53_248, "--lifetime", "admission", *HALF_NEW),
+            "filter": sparse(53_248, "--lifetime", "filter", *HALF_NEW),
+            "paddle": peer("paddle", 53_248, "--accessor", "ctr"),
+        },
+        ratios=(
+            Ratio("lifetime_over_none", "statistics", "none", "keys_per_s"),
+            Ratio("admission_over_none", "admission", "none_new", "keys_per_s"),
+            Ratio("filter_over_none", "filter", "none_new", "keys_per_s"),
+            Ratio("lifetime_over_paddle", "statistics", "paddle", "mean_keys_per_s"),
+        ),
+        raw=(
+            ("none", "keys_per_s"),
+            ("statistics", "keys_per_s"),
+            ("none_new", "keys_per_s"),
+            ("admission", "keys_per_s"),
+            ("filter", "keys_per_s"),
+            ("paddle", "mean_keys_per_s"),
+        ),
     ),
     "dense": Group(
         contestants={

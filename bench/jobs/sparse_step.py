@@ -4,6 +4,11 @@ Without ``--endpoint`` it starts its own servers and then itself as the trainer,
 and trainer are processes of their own. ``--overlapped`` keeps the next batch's pull and the last
 batch's push in flight while this batch computes, as a real trainer does.
 
+With ``--lifetime`` the table's rows come and go by a policy: ``statistics`` keeps when a row was last
+seen, its shows and clicks, which each push tells; ``admission`` gives a key a row with its second
+occurrence, ``filter`` does so by a counting Bloom filter. ``--new-share`` makes so many of a step's
+keys ones that no step had before.
+
 With ``--hold`` the trainer says ``READY`` when warm and waits for a line on its standard input:
 so several trainers start together (see scaling.py).
 """
@@ -15,11 +20,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.tables import AdmitAfter, Expiry, Lifetime
 from backstay.trainer import Client
 from bench.jobs.local import (
     BATCHES,
@@ -31,6 +38,14 @@ from bench.jobs.local import (
     running_job,
     step_figures,
 )
+
+LIFETIMES = {
+    "none": None,
+    # What Paddle's CtrCommonAccessor keeps of a row. Nothing expires while the job runs.
+    "statistics": Lifetime(expiry=Expiry(unseen_seconds=3600, score_below=0.01)),
+    "admission": Lifetime(AdmitAfter(2)),
+    "filter": Lifetime(AdmitAfter(2, filter_bytes=256 << 20)),
+}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -46,6 +61,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--copies", type=int, default=1, help="of every slot")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lifetime", choices=LIFETIMES, default="none")
+    parser.add_argument("--new-share", type=float, default=0.0, help="0 to 1, of a step's keys")
     parser.add_argument("--endpoint", default="", help="train against these servers")
     parser.add_argument("--hold", action="store_true")
     return parser.parse_args()
@@ -56,15 +73,33 @@ class Trainer:
 
     def __init__(self, client: Client, arguments: argparse.Namespace) -> None:
         self.client = client
-        self.table = client.create_table(embedding(arguments.dim))
+        lifetime = LIFETIMES[arguments.lifetime]
+        self.table = client.create_table(replace(embedding(arguments.dim), lifetime=lifetime))
         self.batches = draw_batches(
             arguments.keys_per_step, arguments.keys, arguments.zipf, arguments.seed
         )
+        # Told with each push, where the table keeps them: a click for each fourth show.
+        self.counts: dict[str, NDArray[np.float32]] = {}
+        if arguments.lifetime == "statistics":
+            shows = np.ones(arguments.keys_per_step, np.float32)
+            clicks = (np.arange(arguments.keys_per_step) % 4 == 0).astype(np.float32)
+            self.counts = {"shows": shows, "clicks": clicks}
+        self.new_keys = int(arguments.new_share * arguments.keys_per_step)
+        self.first_new_key = arguments.keys
         # Seconds of prepare, pull, combine and push of each sequential step.
         self.phases: list[tuple[float, float, float, float]] = []
         shape = (arguments.keys_per_step, arguments.dim)
         # Buffers used again and again: a fresh 3 MB array costs a page fault for every 4 KiB.
         self.rows = [np.empty(shape, np.float32) for _ in range(2)]
+
+    def keys_of(self, number: int) -> NDArray[np.int64]:
+        """Return the keys of a step: a batch that was drawn, with new keys in it if asked for."""
+        keys = self.batches[number % BATCHES]
+        if self.new_keys:
+            keys = keys.copy()
+            keys[: self.new_keys] = self.first_new_key + np.arange(self.new_keys)
+            self.first_new_key += self.new_keys
+        return keys
 
     def combine(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Turn pulled rows into gradients, in place."""
@@ -82,14 +117,15 @@ class Trainer:
         seconds: list[float] = []
         self.phases.clear()
         while go_on(len(seconds)):
+            keys = self.keys_of(len(seconds))
             begun = time.perf_counter()
-            batch = self.client.prepare(self.batches[len(seconds) % BATCHES])
+            batch = self.client.prepare(keys)
             prepared = time.perf_counter()
             rows = self.client.pull(self.table, batch, out=self.rows[0])
             pulled = time.perf_counter()
             gradients = self.combine(rows)
             combined = time.perf_counter()
-            self.client.push(self.table, batch, gradients)
+            self.client.push(self.table, batch, gradients, **self.counts)
             done = time.perf_counter()
             seconds.append(done - begun)
             self.phases.append(
@@ -114,18 +150,18 @@ class Trainer:
         """
         seconds: list[float] = []
         client, table = self.client, self.table
-        batch = client.prepare(self.batches[0])
+        batch = client.prepare(self.keys_of(0))
         pull = client.pull_async(table, batch, out=self.rows[0])
         push = None
         begun = time.perf_counter()
         while go_on(len(seconds)):
             following = len(seconds) + 1
-            next_batch = client.prepare(self.batches[following % BATCHES])
+            next_batch = client.prepare(self.keys_of(following))
             next_pull = client.pull_async(table, next_batch, out=self.rows[following % 2])
             gradients = self.combine(pull.result())
             if push is not None:
                 push.result()
-            push = client.push_async(table, batch, gradients)
+            push = client.push_async(table, batch, gradients, **self.counts)
             batch, pull = next_batch, next_pull
             now = time.perf_counter()
             seconds.append(now - begun)

@@ -11,6 +11,9 @@ of (row - 1) and hands the gradients to its communicator. **The mode is asynchro
 goes on when the gradients are queued, and a background thread merges and sends them**, where the
 other contestants wait until the server has applied them. That favours Paddle. (Its synchronous and
 geo modes fail on a job that has only an embedding.)
+
+With ``--accessor ctr`` the rows are those of its CtrCommonAccessor, which keeps shows, clicks and the
+days since a row was last seen. Each key is told with a show, each fourth with a click.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--trainers", type=int, default=1)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--accessor", choices=("sparse", "ctr"), default="sparse")
     parser.add_argument("--role", choices=("launch", "server", "trainer"), default="launch")
     return parser.parse_args()
 
@@ -136,18 +140,45 @@ def read_result(trainer: subprocess.Popen[bytes]) -> dict[str, float]:
 def build_job(paddle: Any, fleet: Any, arguments: argparse.Namespace) -> Any:
     """Declare the embedding and its loss; return the loss."""
     keys = paddle.static.data("keys", [None, 1], "int64")
-    rows = paddle.static.nn.sparse_embedding(
-        keys,
-        size=[arguments.keys, arguments.dim],
-        param_attr=paddle.ParamAttr(name="embedding"),
-    )
-    loss = paddle.mean(paddle.square(paddle.reshape(rows, [-1, arguments.dim]) - 1.0))
     # Formatting the strategy fails with this protobuf, and minimize() formats it for its log.
     fleet.DistributedStrategy.__repr__ = lambda _: "DistributedStrategy"
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = True
+    if arguments.accessor == "ctr":
+        rows = rows_with_shows_and_clicks(paddle, keys, arguments, strategy)
+    else:
+        rows = paddle.static.nn.sparse_embedding(
+            keys,
+            size=[arguments.keys, arguments.dim],
+            param_attr=paddle.ParamAttr(name="embedding"),
+        )
+    loss = paddle.mean(paddle.square(paddle.reshape(rows, [-1, arguments.dim]) - 1.0))
     fleet.distributed_optimizer(paddle.optimizer.SGD(LEARNING_RATE), strategy).minimize(loss)
     return loss
+
+
+def rows_with_shows_and_clicks(
+    paddle: Any, keys: Any, arguments: argparse.Namespace, strategy: Any
+) -> Any:
+    """Declare an embedding of the CtrCommonAccessor: its rows begin with shows and clicks."""
+    distributed: Any = importlib.import_module("paddle.distributed")
+    show = paddle.static.data("show", [None, 1], "float32")
+    click = paddle.static.data("click", [None, 1], "float32")
+    rows = paddle.static.nn.sparse_embedding(
+        keys,
+        size=[arguments.keys, arguments.dim + 2],
+        param_attr=paddle.ParamAttr(name="embedding"),
+        entry=distributed.ShowClickEntry("show", "click"),
+    )
+    accessor = "table_parameters.embedding.accessor"
+    strategy.sparse_table_configs = {
+        "embedding": {f"{accessor}.accessor_class": "CtrCommonAccessor"}
+    }
+    rows = paddle.reshape(rows, [-1, arguments.dim + 2])
+    # Takes shows and clicks off, and gives the push its two columns for them.
+    return paddle.static.nn.continuous_value_model(
+        rows, paddle.concat([show, click], axis=1), use_cvm=False
+    )
 
 
 def draw_batches(arguments: argparse.Namespace, seed: int) -> list[Any]:
@@ -169,10 +200,16 @@ def train(paddle: Any, fleet: Any, loss: Any, arguments: argparse.Namespace) -> 
     executor.run(paddle.static.default_startup_program())
     fleet.init_worker()
     program = paddle.static.default_main_program()
-    batches = draw_batches(arguments, fleet.worker_index())
+    feeds = [{"keys": batch} for batch in draw_batches(arguments, fleet.worker_index())]
+    if arguments.accessor == "ctr":
+        numpy: Any = importlib.import_module("numpy")
+        show = numpy.ones((arguments.batch * FIELDS, 1), "float32")
+        click = (numpy.arange(len(show)) % 4 == 0).astype("float32").reshape(-1, 1)
+        for feed in feeds:
+            feed.update(show=show, click=click)
 
     def step(number: int) -> None:
-        executor.run(program, feed={"keys": batches[number % BATCHES]}, fetch_list=[loss])
+        executor.run(program, feed=feeds[number % BATCHES], fetch_list=[loss])
 
     for number in range(arguments.warmup):
         step(number)
