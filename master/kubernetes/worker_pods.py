@@ -43,7 +43,8 @@ SETTLED_S = 60.0
 # The job master repeats its wish several times a second. After a pause another process may be the
 # job master, with other wishes.
 WISH_VALID_S = 10.0
-LAST_WORDS_MAX = 2048
+# As much as Kubernetes keeps.
+LAST_WORDS_MAX = 4096
 _KEPT_REASONS = (ExitReason.FAILED, ExitReason.OUT_OF_MEMORY)
 _NEVER_STARTED = (ExitReason.CANNOT_START, ExitReason.NO_IMAGE, ExitReason.NOT_ALLOWED)
 

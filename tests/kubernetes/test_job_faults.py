@@ -163,14 +163,27 @@ def test_an_error_in_the_users_code_is_shown_with_its_traceback(job: KubernetesJ
     done = job.train()
     assert done.returncode == 1, done.stderr
     shown = job.jobs("show", JOB)
-    # The end of it, with the line of the user's file.
     for said in (done.stderr, shown.stdout):
+        assert "Traceback (most recent call last)" in said, said
         assert ", in <module>" in said, said
         assert "ValueError: a fault of the user" in said, said
     assert "FAILED" in shown.stdout
     told = job.events()
     assert any("ValueError: a fault of the user" in one for one in told["WorkerFailed"]), told
     assert "JobFailed" in told
+
+
+def test_a_long_traceback_keeps_its_first_line_and_the_users_frames(job: KubernetesJob) -> None:
+    settings = yaml.safe_load((job.folder / "job.yaml").read_text(encoding="utf-8"))
+    model = job.folder / settings["model"]
+    # More than the 2 KiB of a log that a node keeps.
+    steps = "".join(f"def step_{n}():\n    return step_{n + 1}()\n" for n in range(60))
+    fault = f"\n\n{steps}def step_60():\n    raise ValueError('a fault of the user')\nstep_0()\n"
+    model.write_text(model.read_text(encoding="utf-8") + fault, encoding="utf-8")
+    assert job.train().returncode == 1
+    shown = job.jobs("show", JOB)
+    for told in ("Traceback (most recent call last)", "in step_0", "raise ValueError"):
+        assert told in shown.stdout, shown.stdout
 
 
 def test_workers_for_which_there_is_no_room_are_told_and_waited_for(job: KubernetesJob) -> None:

@@ -131,7 +131,7 @@ def test_a_worker_without_memory_tells_its_limit() -> None:
     assert end is not None
     assert end.last_words.startswith("its memory limit is 64Mi")
     # Kubernetes gives up to 4 KiB of the log, which are cut off at their beginning.
-    pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "log\n" * 1000
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "log\n" * 1024
     pods = WorkerPods()
     pods.changed(pod, 0.0)
     (told,) = pods.report().exits
