@@ -36,7 +36,7 @@ def leave_last_words(error: Exception, told: str = "") -> None:
         return
     words = cut_middle(told, BYTES_MAX) if told else traceback_within(error, BYTES_MAX)
     try:
-        Path(path).write_text(words, encoding="utf-8")
+        Path(path).write_text(words, encoding="utf-8", errors="replace")
     except OSError as failure:
         # The end of the log is kept instead.
         _LOG.warning("the last words of this worker are in its log only: %s", failure)

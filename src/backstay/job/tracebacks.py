@@ -38,6 +38,9 @@ def traceback_within(error: BaseException, bytes_max: int) -> str:
 
     The first line, the frames of the user's code and the last lines stay as far as they fit.
     """
+    whole = "".join(traceback.format_exception(error))
+    if _bytes_of(whole) <= bytes_max:
+        return whole
     chain = list(_chain(error))
     stacks = [list(traceback.extract_tb(one.__traceback__)) for one, _ in chain]
     heads = [HEADER if stack else "" for stack in stacks]
@@ -53,7 +56,7 @@ def frames_within(frames: Sequence[FrameSummary], room: int, size: Callable[[str
     """Return frames as a traceback shows them; if they are too large, not all of them.
 
     Args:
-        frames: The frames, the outermost first. It and the innermost always stay.
+        frames: The frames, the outermost first. The first and the last always stay.
         room: How large the text may be.
         size: Returns the size of a text.
     """
@@ -62,7 +65,7 @@ def frames_within(frames: Sequence[FrameSummary], room: int, size: Callable[[str
 
 def cut_middle(text: str, bytes_max: int) -> str:
     """Return a text in at most so many bytes of UTF-8: its beginning and its end."""
-    data = text.encode()
+    data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return text
     half = max(0, bytes_max - len(_CUT)) // 2
@@ -124,4 +127,5 @@ def _rendered(frames: Sequence[FrameSummary], kept: set[int]) -> str:
 
 
 def _bytes_of(text: str) -> int:
-    return len(text.encode())
+    # A message may have what no file takes, such as half of a surrogate pair.
+    return len(text.encode(errors="replace"))

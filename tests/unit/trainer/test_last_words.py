@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(path))
     monkeypatch.setattr(cli, "Worker", Failing)
     monkeypatch.setattr(cli, "reach", lambda *_: None)
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     return path
 
 
@@ -51,6 +52,15 @@ def test_an_error_of_the_users_code_leaves_its_traceback(words: Path) -> None:
     assert told.startswith("Traceback (most recent call last):\n")
     assert "raise self.error" in told
     assert told.endswith("ValueError: a fault of the user\n")
+
+
+def test_a_message_that_is_no_text_hides_no_error(
+    words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "error", ValueError("the file \udcff" + 5000 * "x"))
+    with pytest.raises(ValueError, match="the file"):
+        run()
+    assert "ValueError: the file ?xxx" in words.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
