@@ -33,6 +33,9 @@ MIB = 1024 * 1024
 # How long a call waits for the journal; launchers repeat it.
 DURABLE_S = 4.0
 
+# As what launchers see the end of a worker that was told to end.
+_TOLD_TO_END = (ExitReason.PREEMPTED, ExitReason.FINISHED)
+
 log = logging.getLogger(__name__)
 
 
@@ -76,7 +79,7 @@ class LaunchHandler:
         """
         job = self._job
         job.note_trouble("launcher", trouble)
-        report = report._replace(exits=tuple(map(self._with_memory, report.exits)))
+        report = report._replace(exits=tuple(map(self._explained, report.exits)))
         for end in filter(self._is_news, report.exits):
             self._on_exit(end)
         job.report(report)
@@ -100,8 +103,14 @@ class LaunchHandler:
         is_good = end.reason in (ExitReason.PREEMPTED, ExitReason.FINISHED)
         return not is_good or workers.has_place(worker) or workers.has_hung(worker)
 
-    def _with_memory(self, end: WorkerExit) -> WorkerExit:
-        """Return the end of a worker, with the memory that it used if it had too little."""
+    def _explained(self, end: WorkerExit) -> WorkerExit:
+        """Return the end of a worker with what only the job master knows of it.
+
+        That it hung, which explains why it was told to end; the memory that it used, if it had too
+        little.
+        """
+        if end.reason in _TOLD_TO_END and self._job.workers.has_hung(end.worker_id):
+            return end._replace(reason=ExitReason.HUNG)
         known = self._job.known.get(end.worker_id)
         if end.reason is not ExitReason.OUT_OF_MEMORY or known is None or not known.resident_bytes:
             return end

@@ -55,9 +55,7 @@ class EventWriter:
         self._lock = threading.Lock()
         self._said = ""
 
-    def note(
-        self, reason: str, message: str, *, is_warning: bool = False, is_once: bool = False
-    ) -> None:
+    def note(self, reason: str, message: str, *, is_warning: bool = False, once: str = "") -> None:
         """Tell that something happened; see ``EventLog.note``."""
         with self._lock:
             self._log.note(
@@ -66,13 +64,15 @@ class EventWriter:
                 is_warning=is_warning,
                 unix_s=time.time(),
                 now_s=time.monotonic(),
-                is_once=is_once,
+                once=once,
             )
 
     def note_exit(self, end: WorkerExit) -> None:
         """Tell that a worker ended."""
         reason, message, is_warning = of_exit(end, how_ended(end))
-        self.note(reason, message, is_warning=is_warning, is_once=True)
+        # An id stands for one process. What is known of its last words differs from one job master
+        # to the next.
+        self.note(reason, message, is_warning=is_warning, once=end.worker_id)
 
     async def run(self) -> None:
         """Write what is due; never returns."""

@@ -44,6 +44,7 @@ _REASONS = {
     ExitReason.CANNOT_START: "WorkerCannotStart",
     ExitReason.NO_IMAGE: "WorkerNoImage",
     ExitReason.NOT_ALLOWED: "WorkerNotAllowed",
+    ExitReason.HUNG: "WorkerHung",
 }
 
 
@@ -113,7 +114,7 @@ class EventLog:
         is_warning: bool,
         unix_s: float,
         now_s: float,
-        is_once: bool = False,
+        once: str = "",
     ) -> None:
         """Take in that something happened.
 
@@ -123,11 +124,12 @@ class EventLog:
             is_warning: Whether it is no good news.
             unix_s: When, for people.
             now_s: When, monotonic.
-            is_once: Whether the message stands for one thing, which an earlier job master may have
-                told.
+            once: Names the one thing that happened, which an earlier job master may have told,
+                perhaps in other words: it is told once. Empty: it may happen again.
         """
         message = message[-MESSAGE_MAX:]
-        name = _name(self._owner_uid, "" if is_once else self._run, reason, message)
+        what = ("", once) if once else (self._run, message)
+        name = _name(self._owner_uid, reason, *what)
         if name not in self._series and not self._may_begin(reason, now_s):
             name = self._newest[reason]
         known = self._series.get(name)

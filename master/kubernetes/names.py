@@ -14,6 +14,7 @@ __all__ = [
     "MASTER",
     "OWNER",
     "PSERVER",
+    "REPLACES",
     "RUN",
     "SCHEDULE",
     "STATUS",
@@ -39,11 +40,12 @@ OWNER = "backstay/owner"
 WORKER_ID = "backstay/worker"
 # Tells the ConfigMap with a job's status from those with files.
 STATUS = "backstay/status"
-# Annotations: the name as the user wrote it, what the objects were made of, and which run of a
-# schedule has made them.
+# Annotations: the name as the user wrote it, what the objects were made of, which run of a schedule
+# has made them, and the cluster of earlier servers whose records are to be removed.
 JOB_NAME = "backstay/job-name"
 CONTENT = "backstay/content"
 RUN = "backstay/run"
+REPLACES = "backstay/replaces-cluster"
 
 # With the prefix, the part of the uid and the worker id a Pod's name stays a host name (63).
 JOB_LENGTH_MAX = 30

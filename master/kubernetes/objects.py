@@ -52,6 +52,7 @@ from backstay.master.kubernetes.pserver_objects import (
 __all__ = [
     "FILES_BYTES_MAX",
     "JOB_FILE",
+    "LAST_WORDS_VARIABLE",
     "NAMESPACE_VARIABLE",
     "RUN_ENDS",
     "RUN_VARIABLE",
@@ -81,6 +82,10 @@ RUN_TRIES_MAX = 20
 # The job master's option which says that the servers are the job's own.
 SERVERS_END = "--servers-end"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+# The worker's: ``backstay.trainer.worker.last_words``, which nothing here may import.
+LAST_WORDS_VARIABLE = "BACKSTAY_LAST_WORDS"
+# Where a node looks, unless a Pod says otherwise.
+TERMINATION_LOG = "/dev/termination-log"
 # What Kubernetes takes as a key of a ConfigMap.
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 # The image's interpreter, not the one that runs this code.
@@ -298,6 +303,7 @@ def worker_pod(
         volumes=[_job_volume(spec)],
         mounts=[_JOB_MOUNT],
     )
+    template = _leaving_last_words(template)
     labels = {
         **labels_of(spec.name, WORKER),
         OWNER: owner_label(owner.uid),
@@ -321,6 +327,16 @@ def worker_pod(
             "restartPolicy": "Never",
         },
     }
+
+
+def _leaving_last_words(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a worker's Pod whose process knows where its node looks for its last words."""
+    containers = template["spec"]["containers"]
+    own = next(one for one in containers if one["name"] == WORKER)
+    path = own.get("terminationMessagePath") or TERMINATION_LOG
+    told = {**own, "env": [*_variables({LAST_WORDS_VARIABLE: path}), *own["env"]]}
+    changed = [told if one is own else one for one in containers]
+    return {**template, "spec": {**template["spec"], "containers": changed}}
 
 
 _JOB_MOUNT = {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}

@@ -71,9 +71,11 @@ _PULLS = {
 }
 # Words of nodes (containerd, CRI-O) about a registry; names of images are quoted.
 _QUOTED = re.compile(r'"[^"]*"')
+# The name server says so; one that does not answer, or does not know, says something else.
+_NO_HOST = re.compile(r"no such host", re.IGNORECASE)
 _AWAY = re.compile(
     r"dial tcp|connection re(?:fused|set)|i/o timeout|timed out|handshake timeout|timeout exceeded"
-    r"|deadline exceeded|no such host|server misbehaving|no route to host|network is unreachable"
+    r"|deadline exceeded|server misbehaving|no route to host|network is unreachable"
     r"|\beof$|too ?many ?requests|service unavailable|bad gateway|gateway time-?out"
     r"|internal server error",
     re.IGNORECASE,
@@ -94,7 +96,7 @@ class Pull(enum.Enum):
 
     # The registry does not answer, or asks for patience.
     AWAY = enum.auto()
-    # The registry says that it has no such image, or none for this Pod.
+    # There is no such registry, or it says that it has no such image, or none for this Pod.
     NOT_THERE = enum.auto()
     OTHER = enum.auto()
 
@@ -303,6 +305,9 @@ def _pull(waiting: Mapping[str, Any]) -> Pull | None:
     if reason not in _PULLS:
         return None
     said = _QUOTED.sub("", message).strip()
+    if _NO_HOST.search(said):
+        # Asked again and again, the answer would be the same.
+        return Pull.NOT_THERE
     if reason == "RegistryUnavailable" or _AWAY.search(said):
         return Pull.AWAY
     if _NOT_THERE.search(said):

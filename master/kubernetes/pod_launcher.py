@@ -18,8 +18,18 @@ from backstay.job_engine.launch import LauncherReport
 from backstay.master.kubernetes.api import KubernetesApi, PodWatch
 from backstay.master.kubernetes.names import object_name, worker_selector
 from backstay.master.kubernetes.objects import NAMESPACE_VARIABLE, Owner, section, worker_pod
-from backstay.master.kubernetes.pod_memory import MoreMemory, with_memory
-from backstay.master.kubernetes.refusals import Refusal, refusal_of, why_refused
+from backstay.master.kubernetes.pod_memory import (
+    MoreMemory,
+    memory_limit,
+    quantity_bytes,
+    with_memory,
+)
+from backstay.master.kubernetes.refusals import (
+    Refusal,
+    memory_allowed,
+    refusal_of,
+    why_refused,
+)
 from backstay.master.kubernetes.worker_pods import Forbidden, WorkerPods
 from backstay.master.launcher import WorkerProgram
 
@@ -253,7 +263,7 @@ class PodLauncher:
         """Make a Pod; return whether to go on with calls."""
         program = self._program
         try:
-            pod = worker_pod(
+            given = worker_pod(
                 program.spec,
                 worker_id,
                 owner,
@@ -261,7 +271,7 @@ class PodLauncher:
                 env=program.env,
                 priority_class=priority_class,
             )
-            pod = with_memory(pod, memory)
+            pod = with_memory(given, memory)
         except Exception as error:
             # Without this thread no Pod would be made or deleted any more.
             log.exception("worker %s: its Pod cannot be described", worker_id)
@@ -271,10 +281,29 @@ class PodLauncher:
         try:
             made = self._api.create("pods", pod)
         except KubernetesError as error:
+            if self._gets_less_memory(error, memory_limit(pod), memory_limit(given)):
+                # The next plan makes it.
+                return False
             return self._not_created(worker_id, error)
         log.info("worker %s is Pod %s", worker_id, made["metadata"]["name"])
         with self._changed:
             self._pods.created(worker_id, made, time.monotonic())
+        return True
+
+    def _gets_less_memory(self, error: KubernetesError, asked: int, given: int) -> bool:
+        """Take in why a Pod was refused; return whether that is only its memory.
+
+        Args:
+            error: Why.
+            asked: Bytes that it would have been allowed to use.
+            given: Bytes that the job file says.
+        """
+        allowed = memory_allowed(error)
+        if allowed is None or asked <= given:
+            return False
+        log.warning("%s", error)
+        with self._changed:
+            self._pods.memory_refused(asked, given, quantity_bytes(allowed), str(error))
         return True
 
     def _not_created(self, worker_id: str, error: KubernetesError) -> bool:

@@ -14,7 +14,7 @@ from backstay.errors import ConfigError
 from backstay.kubernetes_spec import MoreMemorySpec, amount
 from backstay.master.kubernetes.names import WORKER
 
-__all__ = ["MoreMemory", "memory_limit", "memory_quantity", "with_memory"]
+__all__ = ["MoreMemory", "memory_limit", "memory_quantity", "quantity_bytes", "with_memory"]
 
 MIB = 1024 * 1024
 
@@ -81,8 +81,13 @@ def _grown(container: Mapping[str, Any], limit: int, factor: float) -> dict[str,
 
 def _bytes_of(amounts: Mapping[str, Any] | None) -> int:
     """Return the memory of limits or requests; 0: they name none, or none that is understood."""
+    return quantity_bytes(str((amounts or {}).get("memory", "0")))
+
+
+def quantity_bytes(quantity: str) -> int:
+    """Return the bytes of an amount of memory as Kubernetes writes it; 0: it is not understood."""
     try:
-        return math.floor(amount(str((amounts or {}).get("memory", "0"))))
+        return math.floor(amount(quantity))
     except ConfigError:
         # A template may have what only Kubernetes understands.
         return 0

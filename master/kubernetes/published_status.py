@@ -51,7 +51,7 @@ class PublishedStatus:
         counts: Ends of workers by reason, since the job master began.
         exits: The newest ends: worker, how, last words.
         audit: What the counters of records say, if the job has ``audit`` and is over.
-        grown: The last growth of the job's own servers, until its plan has failed and is followed.
+        grown: The last growth of the job's own servers, until the plan has ended.
     """
 
     status: job_pb2.JobStatus | None = None

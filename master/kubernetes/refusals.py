@@ -10,7 +10,7 @@ import re
 
 from backstay.errors import KubernetesError
 
-__all__ = ["FORBIDDEN_MAX_S", "Refusal", "refusal_of", "why_refused"]
+__all__ = ["FORBIDDEN_MAX_S", "Refusal", "memory_allowed", "refusal_of", "why_refused"]
 
 # So long somebody may take to give a right that is missing.
 FORBIDDEN_MAX_S = 600.0
@@ -20,6 +20,11 @@ _ROLE = "deploy/kubernetes/job-master/job-master.yaml"
 _RIGHT = re.compile(
     r'User "(?:system:serviceaccount:)?(?P<account>[^"]+)" cannot (?P<verb>\w+) '
     r'resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
+)
+# What a LimitRange says of a Pod that may use too much, or too much more than it asks for.
+_MEMORY = re.compile(
+    r"maximum memory usage per (?P<of>Container|Pod) is (?P<most>[^,\s]+)"
+    r"|memory max limit to request ratio per (?:Container|Pod) is"
 )
 _QUOTA = ("exceeded quota", "status unknown for quota")
 
@@ -41,6 +46,18 @@ def refusal_of(error: KubernetesError) -> Refusal:
         return Refusal.WRONG
     is_quota = any(one in str(error) for one in _QUOTA)
     return Refusal.FORBIDDEN if error.status in (401, 403) and not is_quota else Refusal.PASSES
+
+
+def memory_allowed(error: KubernetesError) -> str | None:
+    """Return how much memory a LimitRange allows a container, as it says; empty: it does not say.
+
+    None: the call was refused for another reason.
+    """
+    found = _MEMORY.search(str(error))
+    if found is None or refusal_of(error) is not Refusal.FORBIDDEN:
+        return None
+    # Of a Pod its containers have a part each.
+    return str(found["most"]) if found["of"] == "Container" else ""
 
 
 def why_refused(error: KubernetesError) -> str:

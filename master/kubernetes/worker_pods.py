@@ -43,7 +43,8 @@ SETTLED_S = 60.0
 # The job master repeats its wish several times a second. After a pause another process may be the
 # job master, with other wishes.
 WISH_VALID_S = 10.0
-LAST_WORDS_MAX = 2048
+# As much as Kubernetes keeps.
+LAST_WORDS_MAX = 4096
 _KEPT_REASONS = (ExitReason.FAILED, ExitReason.OUT_OF_MEMORY)
 _NEVER_STARTED = (ExitReason.CANNOT_START, ExitReason.NO_IMAGE, ExitReason.NOT_ALLOWED)
 
@@ -131,6 +132,9 @@ class WorkerPods:
         self._more_memory = more_memory
         # The most that a Pod had, or is to have: not recorded, as the Pods themselves tell it.
         self._memory = 0
+        # No more than this is asked for; None: nothing is known to be refused. And what is told.
+        self._memory_allowed: int | None = None
+        self._memory_trouble = ""
         self._wanted: dict[str, None] = {}
         # Before the first wish nothing tells which of the Pods that run are wanted.
         self._wished_s = float("-inf")
@@ -210,7 +214,7 @@ class WorkerPods:
             if what is Forbidden.SEE or not is_settled
         ]
         troubles = [] if is_settled else [self._call_trouble, self._start_trouble]
-        return "; ".join(filter(None, [*forbidden, *troubles, *texts]))
+        return "; ".join(filter(None, [*forbidden, *troubles, *texts, self._memory_trouble]))
 
     # What the API shows.
 
@@ -262,7 +266,7 @@ class WorkerPods:
         for worker_id in missing[: max(1, CALLS_AT_ONCE - len(unneeded))]:
             create.append((worker_id, self._class_of_next(high)))
             high -= 1
-        return PodPlan(tuple(create), tuple(unneeded), self._memory)
+        return PodPlan(tuple(create), tuple(unneeded), self._next_memory)
 
     def next_change_s(self) -> float | None:
         """Return when ``plan`` may say something else by itself; None: never."""
@@ -310,6 +314,23 @@ class WorkerPods:
         self._calls_succeed()
         self._forbidden.pop(Forbidden.MAKE, None)
         self._cannot_start(worker_id, ExitReason.CANNOT_START, why)
+
+    def memory_refused(self, asked: int, given: int, allowed: int, why: str) -> None:
+        """Note that the API refuses a Pod with more memory than the job file says.
+
+        The next Pods get what it allows, or at last as much as the job file says.
+
+        Args:
+            asked: Bytes that the Pod would have been allowed to use.
+            given: Bytes that the job file says.
+            allowed: Bytes that the API would take; 0: it does not say.
+            why: What it says.
+        """
+        self._memory_allowed = allowed if given < allowed < asked else 0
+        self._memory_trouble = (
+            f"workers get {memory_quantity(self._memory_allowed or given)} of memory where "
+            f"kubernetes.more_memory gives {memory_quantity(self._memory)}: {why}"
+        )
 
     def told_to_end(self, worker_id: str) -> None:
         """Note that the API has taken the deletion of a worker's Pod."""
@@ -382,10 +403,19 @@ class WorkerPods:
             return end
         after = self._more_memory.after(one.memory_limit)
         self._memory = max(self._memory, after)
-        told = f"workers that begin from now on may use {memory_quantity(self._memory)}"
+        told = f"workers that begin from now on may use {memory_quantity(self._next_memory)}"
         if after <= one.memory_limit:
             told = "kubernetes.more_memory.max allows no more"
+        elif self._next_memory <= one.memory_limit:
+            told = "the cluster allows no more"
         return end._replace(last_words=f"{end.last_words}\n{told}".strip())
+
+    @property
+    def _next_memory(self) -> int:
+        """What the next Pods may use; no more than the job says: as much as that."""
+        if self._memory_allowed is None:
+            return self._memory
+        return min(self._memory, self._memory_allowed)
 
     def _gone(self, worker_id: str, end: WorkerExit) -> None:
         known = self._workers.setdefault(worker_id, _Worker())

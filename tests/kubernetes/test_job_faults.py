@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,6 +118,21 @@ def test_a_worker_that_ran_out_of_memory_is_told_and_the_next_one_gets_more_if_t
     assert "workers that begin from now on may use 640Mi" in done.stderr
 
 
+def test_a_limit_range_below_the_memory_that_is_to_come_is_told_and_borne(
+    job: KubernetesJob,
+) -> None:
+    most = {"memory": "600Mi"}
+    ranges = [{"type": "Container", "max": most, "default": most}]
+    body = {"metadata": {"name": "memory"}, "spec": {"limits": ranges}}
+    job.namespace.core.create_namespaced_limit_range(job.namespace.name, body)
+    limits = ("--set", "kubernetes.worker.limits={memory: 64Mi}")
+    more = ("--set", "kubernetes.more_memory={factor: 10, max: 1Gi}")
+    with training(job, *limits, *more, "--set", "workers.max_relaunches=3", "--epochs", "1") as one:
+        told = "workers get 600Mi of memory where kubernetes.more_memory gives 640Mi"
+        job.wait_until("it is told", lambda: told in one.said)
+        assert one.code() == 0, one.said
+
+
 def test_an_init_container_that_fails_ends_the_job_with_its_words(job: KubernetesJob) -> None:
     script = "echo no such bucket; exit 3"
     first = f"{{name: fetch, image: {IMAGE}, imagePullPolicy: Never, command: [sh, -c, {script}]}}"
@@ -142,6 +158,24 @@ def test_a_registry_that_is_away_is_told_and_no_failure(job: KubernetesJob) -> N
         job.wait_until("they have Pods", lambda: set(job.workers()) >= {"w-2", "w-3"})
 
 
+@pytest.mark.chaos
+def test_a_registry_that_does_not_exist_is_told_at_once_and_ends_the_job(
+    job: KubernetesJob,
+) -> None:
+    with pytest.raises(socket.gaierror) as asked:
+        socket.getaddrinfo("nowhere.invalid", 443)
+    if asked.value.errno != socket.EAI_NONAME:
+        pytest.skip(f"no name server of this machine knows that: {asked.value}")
+    container = "{name: worker, image: 'nowhere.invalid/nothing:1', imagePullPolicy: Always}"
+    template = f"kubernetes.worker.pod_template={{spec: {{containers: [{container}]}}}}"
+    with training(job, "--set", template) as followed:
+        job.wait_until("it is told", lambda: "wait for ErrImagePull" in followed.said)
+        assert "no such host" in followed.said
+        # As with an image that is not there.
+        assert followed.code() == 1, followed.said
+    assert "no worker can be started: " in followed.said
+
+
 def test_a_volume_of_a_missing_secret_is_told(job: KubernetesJob) -> None:
     volumes = "kubernetes.worker.volumes=[{secret: nowhere, mount_path: /keys}]"
     with training(job, "--epochs", "1", "--set", volumes) as followed:
@@ -163,14 +197,50 @@ def test_an_error_in_the_users_code_is_shown_with_its_traceback(job: KubernetesJ
     done = job.train()
     assert done.returncode == 1, done.stderr
     shown = job.jobs("show", JOB)
-    # The end of it, with the line of the user's file.
     for said in (done.stderr, shown.stdout):
+        assert "Traceback (most recent call last)" in said, said
         assert ", in <module>" in said, said
         assert "ValueError: a fault of the user" in said, said
     assert "FAILED" in shown.stdout
     told = job.events()
     assert any("ValueError: a fault of the user" in one for one in told["WorkerFailed"]), told
     assert "JobFailed" in told
+
+
+def test_a_long_traceback_keeps_its_first_line_and_the_users_frames(job: KubernetesJob) -> None:
+    settings = yaml.safe_load((job.folder / "job.yaml").read_text(encoding="utf-8"))
+    model = job.folder / settings["model"]
+    # More than the 2 KiB of a log that a node keeps.
+    steps = "".join(f"def step_{n}():\n    return step_{n + 1}()\n" for n in range(60))
+    fault = f"\n\n{steps}def step_60():\n    raise ValueError('a fault of the user')\nstep_0()\n"
+    model.write_text(model.read_text(encoding="utf-8") + fault, encoding="utf-8")
+    assert job.train().returncode == 1
+    shown = job.jobs("show", JOB)
+    for told in ("Traceback (most recent call last)", "in step_0", "raise ValueError"):
+        assert told in shown.stdout, shown.stdout
+
+
+# Stops the process of the worker: it answers nothing, and does not hear that it is to end.
+STOP_WORKER = """
+import os, pathlib, signal
+for one in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    if b"backstay.trainer.worker.cli" in one.read_bytes() and int(one.parent.name) != os.getpid():
+        os.kill(int(one.parent.name), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.chaos
+def test_a_worker_that_hangs_is_replaced_and_counted_as_such(job: KubernetesJob) -> None:
+    words = ("--epochs", "500", "--set", "workers.max_relaunches=3")
+    assert job.train("--detach", *words).returncode == 0
+    job.wait("two workers", both_work)
+    job.namespace.execute(job.pod_of("w-0"), "python3", "-c", STOP_WORKER)
+    counted = job.wait("its end is told", lambda one: bool(one.counts))
+    assert dict(counted.counts) == {"HUNG": 1}
+    assert [(worker, how) for worker, how, _ in counted.exits] == [("w-0", "hung")]
+    job.wait("another works", both_work)
+    assert job.jobs("stop", JOB).returncode == 0
+    assert "WorkerHung" in job.events()
 
 
 def test_workers_for_which_there_is_no_room_are_told_and_waited_for(job: KubernetesJob) -> None:

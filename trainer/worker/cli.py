@@ -22,6 +22,7 @@ from backstay.config import ENDPOINT_VARIABLES, ClientConfig, required_endpoints
 from backstay.errors import BackstayError, ConfigError, TableConflict
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.logs import set_up_logging
+from backstay.trainer.worker.last_words import leave_last_words
 from backstay.trainer.worker.worker import Worker
 
 __all__ = ["main"]
@@ -79,16 +80,25 @@ def run(endpoint: str | None, job: str, worker_id: str, explicit: Mapping[str, o
         signal.signal(signal.SIGINT, stop)
         reason = worker.run()
     except ConfigError as error:
-        _LOG.error("%s", error)
-        return EXIT_WRONG_SETTING
+        return _failed(error, str(error), EXIT_WRONG_SETTING)
     except TableConflict as error:
-        _LOG.error("%s; give the model the old settings, or the job another name", error)
-        return EXIT_WRONG_SETTING
+        text = f"{error}; give the model the old settings, or the job another name"
+        return _failed(error, text, EXIT_WRONG_SETTING)
     except BackstayError as error:
-        _LOG.error("%s: %s", type(error).__name__, error)
-        return EXIT_FAILED
+        return _failed(error, f"{type(error).__name__}: {error}", EXIT_FAILED)
+    except Exception as error:
+        # Python tells it in the log, and ends with 1.
+        leave_last_words(error)
+        raise
     _LOG.info("worker %s ends: %s", worker_id, reason)
     return 0
+
+
+def _failed(error: BackstayError, text: str, exit_code: int) -> int:
+    # The error stays the last line of the log, where a launcher that has only that looks for it.
+    leave_last_words(error, text)
+    _LOG.error("%s", text)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ class PublishedEnd:
         text = f"the job is {end}" + (f": {reason}" if reason else "")
         log.info("%s", text)
         is_bad = end in ("failed", "unsaved")
-        self._objects.events.note(f"Job{end.capitalize()}", text, is_warning=is_bad, is_once=True)
+        self._objects.events.note(f"Job{end.capitalize()}", text, is_warning=is_bad, once=text)
 
 
 def _own_servers(

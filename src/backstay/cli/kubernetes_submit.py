@@ -6,7 +6,7 @@ The command may end at any time: the same command goes on. Nothing here prints.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from backstay.cli.kubernetes_follow import BegunJob
@@ -18,6 +18,7 @@ from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.names import (
     CONTENT,
     JOB_NAME,
+    REPLACES,
     RUN,
     object_name,
     pserver_name,
@@ -173,20 +174,24 @@ def submit(
     """
     name = objects.deployment["metadata"]["name"]
     there, earlier = _look(api, job, objects), ""
-    if there is not None:
+    if there is None:
+        # A command that was killed while it removed an earlier job may have left its servers.
+        earlier = _earlier_servers(api, job, objects)
+    else:
+        earlier = _noted(there.deployment)
         _check(there, job, objects)
         if objects.run and there.is_same and there.over and not there.is_going:
             return Owner(name, there.uid)
         if there.is_unsaved:
             there = _open_again(api, job, objects, there.uid, stopped)
         elif there.over or there.is_going:
-            # A job on a shared cluster needs no right to see servers.
-            earlier = _cluster_of(api, job) if objects.servers is not None else ""
+            earlier = _earlier_servers(api, job, objects) or earlier
             _remove(api, objects, there.uid, stopped)
             there = None
     if there is None:
         waiting = {**objects.deployment["spec"], "replicas": 0}
-        made = api.create("deployments", {**objects.deployment, "spec": waiting})
+        deployment = _noting(objects.deployment, earlier)
+        made = api.create("deployments", {**deployment, "spec": waiting})
         there = _ExistingJob(made, "", has_begun=False, is_same=True, is_going=False)
     owner = Owner(name, there.uid)
     for one in objects.owned:
@@ -196,8 +201,27 @@ def submit(
     return owner
 
 
-def _cluster_of(api: KubernetesApi, job: str) -> str:
+def _noting(deployment: Mapping[str, Any], earlier: str) -> dict[str, Any]:
+    """Return a Deployment that tells the next command of an earlier cluster, if there was one.
+
+    This command may be killed before it has made the servers that remove its records.
+    """
+    if not earlier:
+        return dict(deployment)
+    metadata = deployment["metadata"]
+    annotations = {**metadata["annotations"], REPLACES: earlier}
+    return {**deployment, "metadata": {**metadata, "annotations": annotations}}
+
+
+def _noted(deployment: Mapping[str, Any]) -> str:
+    return str(deployment["metadata"].get("annotations", {}).get(REPLACES, ""))
+
+
+def _earlier_servers(api: KubernetesApi, job: str, objects: JobObjects) -> str:
     """Return the cluster of earlier servers of a job's own, whose records they leave behind."""
+    if objects.servers is None:
+        # A job on a shared cluster needs no right to see servers.
+        return ""
     found = api.get("statefulsets", pserver_name(job))
     name = "" if found is None else cluster_of(found)
     begins = f"{object_name(job)}-"

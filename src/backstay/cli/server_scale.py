@@ -30,10 +30,6 @@ SCALE = "statefulsets/scale"
 LOOK_PAUSE_S = 10.0
 # While not all servers serve.
 LOOK_PAUSE_SHORT_S = 4.0
-_WHY_SCALED = {
-    "waiting_for_nodes": "a resize waits for more",
-    "done": "a resize has emptied the others",
-}
 # If no server has answered for so long, none still runs on a node that Kubernetes has given up.
 SILENT_S = 60.0
 
@@ -54,11 +50,17 @@ def wanted_replicas(
         plan: The last plan of the servers; None: nothing was ever planned.
         name: Of the StatefulSet.
         replicas: How many it has.
-        before: How many it had before it grew for this plan; None: it did not.
+        before: How many it had before it grew for this plan, or in vain for an earlier one; None:
+            it did not.
         idle: Pods that do not run, so they hold nothing.
     """
     # At 0 the job is over.
-    if plan is None or plan.kind != "resize" or replicas == 0:
+    if plan is None or replicas == 0:
+        return replicas
+    if before is not None:
+        # Nothing waits any more for those that found no room.
+        replicas = _without_idle(name, replicas, max(before, _needed(plan)), idle)
+    if plan.kind != "resize":
         return replicas
     if plan.state == "waiting_for_nodes":
         return max(replicas, plan.nodes)
@@ -67,10 +69,20 @@ def wanted_replicas(
         # A StatefulSet ends the Pods with the highest numbers; none of them may hold rows.
         while replicas > plan.nodes and f"{name}-{replicas - 1}" in empty:
             replicas -= 1
-    if plan.state in ("cancelled", "failed") and before is not None:
-        # Nothing waits any more for those that found no room.
-        while replicas > before and f"{name}-{replicas - 1}" in idle:
-            replicas -= 1
+    return replicas
+
+
+def _needed(plan: ResizePlan) -> int:
+    """Return how many Pods a plan counts on."""
+    if plan.kind != "resize":
+        return plan.nodes + len(plan.leaving)
+    return 0 if plan.state in ("cancelled", "failed") else plan.nodes
+
+
+def _without_idle(name: str, replicas: int, least: int, idle: Collection[str]) -> int:
+    """Return how many Pods are left without the last ones that are idle; no less than ``least``."""
+    while replicas > least and f"{name}-{replicas - 1}" in idle:
+        replicas -= 1
     return replicas
 
 
@@ -256,36 +268,49 @@ class ServerScale:
             return
         found = self._read_scale()
         replicas = _replicas_of(found)
-        grown = self._grown_for(plan)
-        wanted = wanted_replicas(
-            plan,
-            self._name,
-            replicas,
-            before=None if grown is None else grown.before,
-            idle=set() if grown is None else self._idle(),
-        )
-        if wanted > replicas:
+        grown = self._objects.read().grown
+        before, idle = self._before_growth(plan, grown, replicas)
+        wanted = wanted_replicas(plan, self._name, replicas, before=before, idle=idle)
+        is_resizing = plan.kind == "resize" and plan.is_under_way
+        if is_resizing and (wanted > replicas or before is not None):
             # Comes first: if this process dies after the growth, the next one can undo it.
-            self._objects.note_growth(GrownServers(plan.plan_id, replicas))
+            noted = GrownServers(plan.plan_id, replicas if before is None else before)
+            self._objects.note_growth(noted)
         if wanted != replicas:
-            log.info("%s: %d servers wanted, %d before", self._name, wanted, replicas)
-            change = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": {"replicas": wanted}}
-            self._api.patch(SCALE, self._name, change)
-            why = _WHY_SCALED.get(plan.state, "a resize was given up")
-            told = f"{wanted} servers wanted, {replicas} before: {why}"
-            self._objects.events.note("ServersScaled", told)
-        if grown is not None:
+            self._scale(found, replicas, wanted, plan)
+        if grown is not None and not is_resizing:
             # A Pod that comes back later is none that came in vain.
             self._objects.forget_growth(grown)
         self._replicas = wanted
         self._followed = (plan.plan_id, plan.state)
 
-    def _grown_for(self, plan: ResizePlan) -> GrownServers | None:
-        """Return how many Pods there were before a plan that was given up; None: it added none."""
-        if plan.state not in ("cancelled", "failed"):
-            return None
-        grown = self._objects.read().grown
-        return grown if grown is not None and grown.plan_id == plan.plan_id else None
+    def _before_growth(
+        self, plan: ResizePlan, grown: GrownServers | None, replicas: int
+    ) -> tuple[int | None, set[str]]:
+        """Return how many Pods there were before a growth that is not undone, and the idle ones.
+
+        A plan may have been given up, and another one made, before this process saw that. Pods of
+        the first one that run by now have not come in vain.
+        """
+        if grown is None:
+            return None, set()
+        idle = self._idle() if replicas > grown.before else set()
+        if grown.plan_id == plan.plan_id:
+            return grown.before, idle
+        return _without_idle(self._name, replicas, grown.before, idle), idle
+
+    def _scale(
+        self, found: Mapping[str, Any], replicas: int, wanted: int, plan: ResizePlan
+    ) -> None:
+        """Have another number of Pods."""
+        log.info("%s: %d servers wanted, %d before", self._name, wanted, replicas)
+        change = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": {"replicas": wanted}}
+        self._api.patch(SCALE, self._name, change)
+        why = "a resize has emptied the others" if plan.state == "done" else "a resize was given up"
+        if wanted > replicas:
+            why = "a resize waits for more"
+        told = f"{wanted} servers wanted, {replicas} before: {why}"
+        self._objects.events.note("ServersScaled", told)
 
     def _idle(self) -> set[str]:
         return {one["metadata"]["name"] for one in self._pods() if why_not_running(one, PSERVER)}

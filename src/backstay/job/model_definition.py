@@ -20,6 +20,7 @@ from typing import Any, Literal
 from backstay.errors import ConfigError
 from backstay.job.callbacks import Callback
 from backstay.job.metrics import METRICS, Metric
+from backstay.job.tracebacks import HEADER, frames_within
 
 __all__ = ["EVALUATION", "PREDICTION", "TRAINING", "Mode", "ModelDefinition", "load"]
 
@@ -169,18 +170,30 @@ def load(
 
 
 def user_traceback(error: BaseException, path: Path) -> str:
-    """Return the end of an error's traceback from the first frame of the user's file on.
+    """Return an error's traceback from the first frame of the user's file on.
 
-    All of it where no frame is the user's.
+    All of it where no frame is the user's. Of one that is too long, frames of libraries and of the
+    middle are left out.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError):
         # It names file and line itself; the frames are those of Python's import.
         return "".join(traceback.format_exception_only(error))
     own = [number for number, frame in enumerate(frames) if Path(frame.filename) == path.resolve()]
-    text = traceback.format_list(frames[own[0] :] if own else frames)
-    text += traceback.format_exception_only(error)
-    return "".join("".join(text).splitlines(keepends=True)[-TRACE_LINES_MAX:])
+    said = "".join(traceback.format_exception_only(error))
+    shown = list(frames[own[0] :] if own else frames)
+    text = frames_within(shown, TRACE_LINES_MAX - _lines_of(said), _lines_of) + said
+    return "".join(text.splitlines(keepends=True)[-TRACE_LINES_MAX:])
+
+
+def _lines_of(text: str) -> int:
+    return text.count("\n")
+
+
+def _whole_traceback(error: BaseException, file: Path) -> str:
+    """Return the user's traceback as Python begins it."""
+    head = "" if isinstance(error, SyntaxError) else HEADER
+    return head + user_traceback(error, file)
 
 
 def is_users(error: BaseException, path: Path) -> bool:
@@ -207,7 +220,7 @@ def _run(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        text = f"model: {file} cannot be loaded:\n{user_traceback(error, file)}"
+        text = f"model: {file} cannot be loaded:\n{_whole_traceback(error, file)}"
         if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
             text += KERAS_HINT
         raise ConfigError(text) from error
@@ -389,7 +402,7 @@ def _call(file: Path, name: str, function: Callable[[], Any]) -> Any:
         return function()
     except Exception as error:
         raise ConfigError(
-            f"model: {name} in {file} failed:\n{user_traceback(error, file)}"
+            f"model: {name} in {file} failed:\n{_whole_traceback(error, file)}"
         ) from error
 
 

@@ -37,6 +37,8 @@ class ExitReason(enum.Enum):
     NO_IMAGE = "got no image"
     # No process of it ever ran: the launcher lacks a right that somebody may still give.
     NOT_ALLOWED = "was not allowed to start"
+    # It was silent for too long, so the job master told it to end. Launchers do not know this.
+    HUNG = "hung"
 
     @property
     def is_a_failure(self) -> bool:

@@ -103,3 +103,22 @@ def test_pods_for_a_plan_come_and_go_with_it_whichever_job_master_follows() -> N
             ("ServersScaled", "4 servers wanted, 2 before: a resize waits for more"),
             ("ServersScaled", "2 servers wanted, 4 before: a resize was given up"),
         ]
+
+
+def test_a_plan_that_follows_another_one_unseen_keeps_the_pods_that_it_needs() -> None:
+    settings = {"replicas": 2, "numbered_nodes": True}
+    with LocalCluster(servers=2, settings=settings) as cluster:
+        objects = Servers()
+        scale = scale_of(objects, cluster.endpoints)
+        scale.resize(5)
+        scale.follow()
+        assert objects.replicas("statefulsets", NAME) == 5
+        with ClusterResizing(cluster.endpoints, CLIENT) as resizing:
+            for nodes, replicas in ((3, 3), (4, 4)):
+                resizing.cancel()
+                resizing.resize(nodes)
+                scale.follow()
+                assert objects.replicas("statefulsets", NAME) == replicas
+            resizing.cancel()
+        scale_of(objects, cluster.endpoints).follow()
+        assert objects.replicas("statefulsets", NAME) == 2

@@ -202,11 +202,20 @@ def test_a_model_that_does_not_fit_the_tables_is_a_wrong_setting(
     with JobProcesses(cluster, replace(spec, epochs=2), tmp_path) as processes:
         # What is told before its job master is open is how it was.
         processes.until(lambda status: status.state == "running")
-        processes.start_worker("w-1")
+        last_words = tmp_path / "termination-log"
+        processes.start_worker("w-1", BACKSTAY_LAST_WORDS=str(last_words))
         assert processes.code("w-1") == EXIT_WRONG_SETTING
-        log = processes.log("w-1")
-        assert "dim: 4 there, 8 asked for" in log
-        assert "give the model the old settings, or the job another name" in log
+        for told in (processes.log("w-1"), last_words.read_text()):
+            assert "dim: 4 there, 8 asked for" in told
+            assert "give the model the old settings, or the job another name" in told
+        # A file that fails is told with its traceback, as in a Pod of Kubernetes.
+        path.write_text(path.read_text() + "\nraise ValueError('a fault of the user')\n")
+        processes.start_worker("w-2", BACKSTAY_LAST_WORDS=str(last_words))
+        assert processes.code("w-2") == EXIT_WRONG_SETTING
+        told = last_words.read_text()
+        assert "Traceback (most recent call last):" in told
+        assert ", in <module>" in told
+        assert told.rstrip().endswith("ValueError: a fault of the user")
 
 
 @pytest.mark.slow

@@ -130,6 +130,48 @@ def test_new_servers_remove_the_records_of_those_before_them() -> None:
     assert cluster.found["statefulsets", f"{NAME}-pserver"] is stateful_set
 
 
+@pytest.mark.parametrize("killed_at", ["deployments", "configmaps", "services"])
+def test_a_command_that_is_killed_between_two_runs_leaves_no_records_behind(killed_at: str) -> None:
+    class Killed(BaseException):
+        """As a signal ends a process: at once."""
+
+    class UntilKilled(Cluster):
+        is_killed_at = ""
+
+        def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+            if kind == self.is_killed_at:
+                raise Killed
+            return super().create(kind, body)
+
+        def delete(self, kind: str, name: str, *, at_once: bool = False, uid: str = "") -> None:
+            servers = self.found["statefulsets", f"{NAME}-pserver"]
+            super().delete(kind, name, at_once=at_once, uid=uid)
+            if self.is_killed_at == "deployments":
+                # What the Deployment owned goes after it.
+                self.found["statefulsets", f"{NAME}-pserver"] = servers
+                raise Killed
+
+    cluster = UntilKilled(JOB)
+    submit(api_of(cluster), JOB, objects_of(cluster="first"), never)
+    publish(cluster, over="done")
+    cluster.is_killed_at = killed_at
+    with pytest.raises(Killed):
+        submit(api_of(cluster), JOB, objects_of(cluster="second"), never)
+    cluster.is_killed_at = ""
+
+    def go(_seconds: float) -> bool:
+        cluster.found.pop(("statefulsets", f"{NAME}-pserver"))
+        return False
+
+    submit(api_of(cluster), JOB, objects_of(cluster="third"), go)
+    (container,) = cluster.found["statefulsets", f"{NAME}-pserver"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["BACKSTAY_CLUSTER"] == f"{NAME}-third"
+    assert variables["BACKSTAY_REPLACES_CLUSTER"] == f"{NAME}-first"
+
+
 def test_a_job_on_a_shared_cluster_begins_again_without_the_right_to_see_servers() -> None:
     class WithoutServers(Cluster):
         def get(self, kind: str, name: str) -> dict[str, Any] | None:

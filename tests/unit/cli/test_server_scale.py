@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -67,6 +68,16 @@ def test_pods_follow_the_plan(asked: ResizePlan | None, replicas: int, wanted: i
         (plan(5, "failed"), 3, (2, 3, 4), 3),
         # It has not grown for this plan.
         (plan(5, "failed"), None, (3, 4), 5),
+        # An earlier plan has added them: this one needs as many as it says.
+        (plan(4, "waiting_for_nodes"), 3, (3, 4), 4),
+        (plan(4, "moving"), 3, (4,), 4),
+        (plan(3, "done"), 3, (3, 4), 3),
+        (plan(2, "done", 2), 3, (3, 4), 2),
+        (plan(3, "done"), 3, (4,), 4),
+        (plan(6, "waiting_for_nodes"), 3, (3, 4), 6),
+        # Two stay, one was drained.
+        (plan(2, "done", 1, kind="drain"), 3, (3, 4), 3),
+        (plan(4, "moving", kind="rebalance"), 3, (4,), 4),
     ],
 )
 def test_servers_that_came_in_vain_go(
@@ -235,6 +246,65 @@ def test_the_next_job_master_undoes_a_growth_that_came_in_vain(
     objects.idle = {3}
     scale_of(api).follow()
     assert objects.servers == 4
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replicas"),
+    # Back to what there was; less; more, which then fails, too.
+    [(3, 3), (2, 3), (6, 3)],
+)
+def test_a_growth_for_a_plan_that_another_one_follows_unseen_is_undone(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, replicas: int
+) -> None:
+    monkeypatch.setattr(server_scale, "ClusterResizing", Planning)
+    objects = GrowingServers()
+    servers = scale_of(cast(KubernetesApi, objects))
+    servers.follow()
+    assert objects.servers == 5
+    objects.idle = {3, 4, 5}
+    # The resize to 5 was cancelled, and the next one asked for, within two seconds.
+    asked = replace(plan(nodes, "waiting_for_nodes"), plan_id="q")
+    monkeypatch.setattr(Planning, "now", asked)
+    servers.follow()
+    assert objects.servers == max(nodes, 3)
+    monkeypatch.setattr(Planning, "now", replace(asked, state="failed"))
+    # The job master may be another one by now.
+    scale_of(cast(KubernetesApi, objects)).follow()
+    assert objects.servers == replicas
+    assert OwnedJob.find(cast(KubernetesApi, objects), "census").read().grown is None
+
+
+def test_servers_that_came_for_a_plan_that_another_one_follows_unseen_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_scale, "ClusterResizing", Planning)
+    objects = GrowingServers()
+    servers = scale_of(cast(KubernetesApi, objects))
+    servers.follow()
+    # All five serve, and the resize was done; nobody saw it.
+    asked = replace(plan(7, "waiting_for_nodes"), plan_id="q")
+    monkeypatch.setattr(Planning, "now", asked)
+    servers.follow()
+    assert objects.servers == 7
+    # The fifth is away for a moment when the next resize fails.
+    objects.idle = {4, 5, 6}
+    monkeypatch.setattr(Planning, "now", replace(asked, state="failed"))
+    servers.follow()
+    assert objects.servers == 5
+
+
+@pytest.mark.parametrize("kind", ["drain", "rebalance"])
+def test_a_growth_in_vain_is_undone_also_if_no_resize_follows(
+    monkeypatch: pytest.MonkeyPatch, kind: PlanKind
+) -> None:
+    monkeypatch.setattr(server_scale, "ClusterResizing", Planning)
+    objects = GrowingServers()
+    servers = scale_of(cast(KubernetesApi, objects))
+    servers.follow()
+    objects.idle = {3, 4}
+    monkeypatch.setattr(Planning, "now", replace(plan(3, "moving", kind=kind), plan_id="q"))
+    servers.follow()
+    assert objects.servers == 3
 
 
 def test_a_growth_is_recorded_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from backstay.errors import ConfigError
 from backstay.job.callbacks import LearningRateScheduler
-from backstay.job.model_definition import ModelDefinition, load, user_traceback
+from backstay.job.model_definition import (
+    TRACE_LINES_MAX,
+    ModelDefinition,
+    load,
+    user_traceback,
+)
 
 # No framework: what is checked is the file, not the model.
 WHOLE = {
@@ -156,3 +161,20 @@ def test_a_users_error_shows_the_users_lines(tmp_path: Path) -> None:
     assert text.splitlines()[0].strip().startswith(f'File "{definition.path.resolve()}"')
     assert "return 1 / 0" in text
     assert text.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_file_that_fails_is_told_with_its_traceback_from_its_own_frames_on(
+    tmp_path: Path,
+) -> None:
+    inner = "\n".join(f"def f{n}():\n    return f{n + 1}()" for n in range(40))
+    changed = {"x": f"{inner}\ndef f40():\n    raise ValueError('a fault')\nf0()\n"}
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, changed)
+    first, second, third, *_, last = str(caught.value).splitlines()
+    assert first.endswith("cannot be loaded:")
+    assert second == "Traceback (most recent call last):"
+    assert third.endswith(", in <module>")
+    assert last == "ValueError: a fault"
+    # Of too many frames those in the middle are missing, not the user's first ones.
+    assert "frames left out]" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= TRACE_LINES_MAX + 2

@@ -111,13 +111,22 @@ def test_the_next_job_master_tells_an_end_again_under_the_same_name_and_others_a
     names = []
     for uid, run in (("0f8fa", "1"), ("0f8fa", "2"), ("77abc", "2")):
         log = EventLog(uid, run)
-        note(log, "worker w-3 failed", is_once=True)
+        # What is known of its last words is another thing each time.
+        note(log, f"worker w-3 failed: {run}", once="w-3")
         note(log, "3 workers wanted")
         names.append([one.name for one in write(log)])
     assert names[0][0] == names[1][0]
     assert names[0][1] != names[1][1]
     # A job of the same name that was made anew.
     assert names[2][0] != names[0][0]
+
+
+def test_ends_of_two_workers_and_two_ends_of_one_are_told_apart() -> None:
+    log = EventLog("0f8fa", "1")
+    for once in ("w-3", "w-4"):
+        note(log, "failed", once=once)
+    log.note("Lost", "failed", is_warning=True, unix_s=WHEN, now_s=0.0, once="w-3")
+    assert [one.count for one in write(log)] == [1, 1, 1]
 
 
 def test_an_event_that_two_writers_have_written_is_written() -> None:

@@ -23,6 +23,7 @@ from backstay.master.kubernetes.names import (
 )
 from backstay.master.kubernetes.objects import (
     FILES_BYTES_MAX,
+    LAST_WORDS_VARIABLE,
     RUN_ENDS,
     JobObjects,
     Owner,
@@ -126,6 +127,21 @@ def test_the_job_master_runs_as_one_replica_that_is_replaced() -> None:
     assert variables["POD_NAMESPACE"]["valueFrom"]["fieldRef"] == {
         "fieldPath": "metadata.namespace"
     }
+
+
+@pytest.mark.parametrize(
+    ("container", "path"),
+    [({}, "/dev/termination-log"), ({"terminationMessagePath": "/tmp/words"}, "/tmp/words")],
+)
+def test_a_worker_knows_where_its_node_looks_for_its_last_words(
+    container: dict[str, Any], path: str
+) -> None:
+    template = {"spec": {"containers": [{"name": "worker", **container}, {"name": "proxy"}]}}
+    pod = pod_of(job(worker={"pod_template": template}))
+    own, proxy = pod["spec"]["containers"]
+    assert {"name": LAST_WORDS_VARIABLE, "value": path} in own["env"]
+    assert own.get("terminationMessagePath", path) == path
+    assert "env" not in proxy
 
 
 def test_a_worker_belongs_to_the_deployment_and_may_do_little() -> None:

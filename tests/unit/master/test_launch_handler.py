@@ -15,8 +15,9 @@ from backstay.errors import StoreUnavailable
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 from backstay.master import hosted_launcher
-from backstay.master.hosted_launcher import LaunchHandler
+from backstay.master.hosted_launcher import ExitsSeen, LaunchHandler
 from backstay.master.job import Job
+from backstay.master.kubernetes.published_status import how_ended
 from backstay.master.launcher import (
     report_message,
     report_of,
@@ -200,7 +201,38 @@ def test_the_end_of_a_worker_that_was_told_to_end_is_no_news(tmp_path: Path) -> 
         job.workers.replace(third, job.now())
         hung = WorkerExit(third, ExitReason.PREEMPTED)
         await handler.exchange(LauncherReport(exits=(hung,)))
-        assert told == [ends[0], failed, hung]
+        assert told == [ends[0], failed, hung._replace(reason=ExitReason.HUNG)]
+
+    scenario(tmp_path, play)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told_as"),
+    [
+        # What the launcher saw is what the job master's own order brought.
+        (ExitReason.PREEMPTED, ExitReason.HUNG),
+        (ExitReason.FINISHED, ExitReason.HUNG),
+        # That explains its silence, and is what can be mended.
+        (ExitReason.NODE_LOST, ExitReason.NODE_LOST),
+        (ExitReason.OUT_OF_MEMORY, ExitReason.OUT_OF_MEMORY),
+        (ExitReason.EVICTED, ExitReason.EVICTED),
+    ],
+)
+def test_a_worker_that_was_told_to_end_because_it_hung_is_counted_as_such(
+    tmp_path: Path, seen: ExitReason, told_as: ExitReason
+) -> None:
+    async def play(job: Job, _: LaunchHandler) -> None:
+        exits = ExitsSeen()
+        handler = LaunchHandler(job, exits)
+        first, _second = (await handler.exchange(LauncherReport())).workers
+        job.workers.replace(first, job.now())
+        report = LauncherReport(exits=(WorkerExit(first, seen, -15),))
+        await handler.exchange(report)
+        # It is told until it is acknowledged.
+        await handler.exchange(report)
+        assert exits.counts == {told_as.name: 1}
+        (end,) = exits.newest
+        assert how_ended(end) == told_as.value
 
     scenario(tmp_path, play)
 

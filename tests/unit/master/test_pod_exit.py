@@ -24,6 +24,7 @@ from tests.unit.master.kubernetes_pods import (
 )
 
 IMAGE = 'Back-off pulling image "nothing:1"'
+NO_HOST = 'Head "https://r/v2/": dial tcp: lookup r: no such host'
 ROOM = "0/2 nodes are available: 2 Insufficient cpu."
 
 
@@ -131,7 +132,7 @@ def test_a_worker_without_memory_tells_its_limit() -> None:
     assert end is not None
     assert end.last_words.startswith("its memory limit is 64Mi")
     # Kubernetes gives up to 4 KiB of the log, which are cut off at their beginning.
-    pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "log\n" * 1000
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "log\n" * 1024
     pods = WorkerPods()
     pods.changed(pod, 0.0)
     (told,) = pods.report().exits
@@ -177,7 +178,10 @@ def test_a_full_node_is_told_from_one_that_does_not_suit(message: str, has_none:
 @pytest.mark.parametrize(
     ("reason", "message", "failure"),
     [
-        ("ErrImagePull", 'Head "https://r/v2/": dial tcp: lookup r: no such host', Pull.AWAY),
+        ("ErrImagePull", NO_HOST, Pull.NOT_THERE),
+        ("ImagePullBackOff", f"Back-off pulling image: ErrImagePull: {NO_HOST}", Pull.NOT_THERE),
+        ("ErrImagePull", "dial tcp: lookup r on 10.0.0.2:53: server misbehaving", Pull.AWAY),
+        ("ErrImagePull", "dial tcp: lookup r on 10.0.0.2:53: i/o timeout", Pull.AWAY),
         ("ErrImagePull", "dial tcp 127.0.0.1:1: connect: connection refused", Pull.AWAY),
         ("ErrImagePull", "unexpected status from HEAD request: 503 Service Unavailable", Pull.AWAY),
         ("ErrImagePull", "toomanyrequests: You have reached your pull rate limit", Pull.AWAY),

@@ -20,6 +20,7 @@ from backstay.master.kubernetes.api import KubernetesApi, ObjectList, WatchEvent
 from backstay.master.kubernetes.names import WORKER_ID
 from backstay.master.kubernetes.objects import spec_in_pods
 from backstay.master.kubernetes.pod_launcher import TOO_OLD, PodLauncher
+from backstay.master.kubernetes.pod_memory import memory_limit
 from backstay.master.kubernetes.worker_pods import WorkerPods
 from backstay.master.launcher import WorkerProgram
 from tests.unit.master.kubernetes_pods import running, terminated
@@ -137,8 +138,8 @@ def test_a_worker_that_ends_while_the_api_is_away_is_known_and_replaced_once(
 
 
 @contextmanager
-def launched(api: object) -> Iterator[PodLauncher]:
-    launcher = PodLauncher(WorkerProgram(SPEC, {}, "0f8fa"), cast(KubernetesApi, api))
+def launched(api: object, spec: JobSpec = SPEC) -> Iterator[PodLauncher]:
+    launcher = PodLauncher(WorkerProgram(spec, {}, "0f8fa"), cast(KubernetesApi, api))
     try:
         yield launcher
     finally:
@@ -229,30 +230,60 @@ def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return plans
 
 
-def test_a_worker_that_ran_out_of_memory_is_followed_by_one_with_more() -> None:
+def growing() -> JobSpec:
+    """A job that gives twice the memory after a worker had too little."""
     document = {
         "image": "registry/backstay:1",
         "worker": {"limits": {"memory": "1Gi"}, "requests": {"memory": "512Mi"}},
         "more_memory": {"factor": 2, "max": "3Gi"},
     }
-    spec = spec_in_pods(
+    return spec_in_pods(
         JobSpec.from_mapping(
             {"name": "a", "model": "m.py", "training": "/a.csv", "kubernetes": document}
         ),
         ["ps-0:7000"],
     )
+
+
+def out_of_memory() -> dict[str, Any]:
     short = terminated("w-0", 137, "OOMKilled")
     short["spec"]["containers"][0]["resources"] = {"limits": {"memory": "1Gi"}}
-    api = Made([ObjectList((short,), "1")], [Watch()])
-    launcher = PodLauncher(WorkerProgram(spec, {}, "0f8fa"), cast(KubernetesApi, api))
-    try:
+    return short
+
+
+def test_a_worker_that_ran_out_of_memory_is_followed_by_one_with_more() -> None:
+    api = Made([ObjectList((out_of_memory(),), "1")], [Watch()])
+    with launched(api, growing()) as launcher:
         launcher.reconcile(["w-1"])
         assert api.resources.get(timeout=LIMIT_S) == {
             "limits": {"memory": "2048Mi"},
             "requests": {"memory": "1024Mi"},
         }
-    finally:
-        launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("most", "asked"), [(1536, ["2048Mi", "1536Mi"]), (1024, ["2048Mi", "1Gi"])]
+)
+def test_a_limit_range_below_the_memory_that_is_to_come_costs_one_call(
+    most: int, asked: list[str]
+) -> None:
+    api = Limited([ObjectList((out_of_memory(),), "1")], [Watch()], most)
+    with launched(api, growing()) as launcher:
+        launcher.reconcile(["w-1"])
+        assert api.created.get(timeout=LIMIT_S) == "w-1"
+        assert [api.resources.get()["limits"]["memory"] for _ in asked] == asked
+        assert api.resources.empty()
+        eventually(lambda: f"maximum memory usage per Container is {most}Mi" in launcher.trouble())
+        assert "the job fails" not in launcher.trouble()
+
+
+def test_a_limit_range_below_the_memory_that_the_job_file_says_is_a_missing_right() -> None:
+    api = Limited([ObjectList((out_of_memory(),), "1")], [Watch()], 512)
+    with launched(api, growing()) as launcher:
+        launcher.reconcile(["w-1"])
+        eventually(lambda: "no Pod can be made: " in launcher.trouble())
+        assert "maximum memory usage per Container is 512Mi" in launcher.trouble()
+        assert "the job fails" in launcher.trouble()
 
 
 class Made(Api):
@@ -260,8 +291,28 @@ class Made(Api):
 
     def __init__(self, lists: list[ObjectList], watches: list[Watch | KubernetesError]) -> None:
         super().__init__(lists, watches)
-        self.resources: queue.Queue[object] = queue.Queue()
+        self.resources: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
         self.resources.put(body["spec"]["containers"][0]["resources"])
+        return super().create(kind, body)
+
+
+class Limited(Made):
+    """Has a LimitRange that allows a container so many MiB."""
+
+    def __init__(
+        self, lists: list[ObjectList], watches: list[Watch | KubernetesError], most: int
+    ) -> None:
+        super().__init__(lists, watches)
+        self.most = most
+
+    def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        asked = memory_limit(body)
+        if asked > self.most << 20:
+            self.resources.put(body["spec"]["containers"][0]["resources"])
+            why = f"maximum memory usage per Container is {self.most}Mi, but limit is {asked}"
+            raise KubernetesError(
+                f'Kubernetes: pods "a" is forbidden: {why}', status=403, reason="Forbidden"
+            )
         return super().create(kind, body)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from backstay.errors import KubernetesError
-from backstay.master.kubernetes.refusals import Refusal, refusal_of, why_refused
+from backstay.master.kubernetes.refusals import (
+    Refusal,
+    memory_allowed,
+    refusal_of,
+    why_refused,
+)
 
 ACCOUNT = "system:serviceaccount:team:backstay-job-master"
 RIGHT = (
@@ -54,3 +59,33 @@ def test_a_right_that_is_missing_is_told_with_who_needs_it_and_where_it_is() -> 
         f"{SCALE}. The ServiceAccount backstay-job-master lacks the right to patch "
         f"statefulsets/scale of the API group apps: {where}"
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "allowed"),
+    [
+        (403, f"{POD}: maximum memory usage per Container is 1Gi, but limit is 2Gi", "1Gi"),
+        (
+            403,
+            f"{POD}: [maximum cpu usage per Container is 1, but limit is 2, maximum memory usage "
+            "per Container is 1536Mi, but limit is 2Gi]",
+            "1536Mi",
+        ),
+        # Its containers have a part each.
+        (403, f"{POD}: maximum memory usage per Pod is 1Gi, but limit is 2147483648", ""),
+        (
+            403,
+            f"{POD}: memory max limit to request ratio per Container is 1, but provided ratio is "
+            "2.000000",
+            "",
+        ),
+        (403, f"{POD}: maximum cpu usage per Container is 1, but limit is 2", None),
+        (403, f"{POD}: exceeded quota: a, requested: limits.memory=2Gi, used: 0", None),
+        (403, RIGHT, None),
+        (500, "maximum memory usage per Container is 1Gi", None),
+    ],
+)
+def test_too_much_memory_is_told_from_other_refusals_with_what_is_allowed(
+    status: int, words: str, allowed: str | None
+) -> None:
+    assert memory_allowed(KubernetesError(words, status=status)) == allowed

@@ -410,6 +410,7 @@ def test_an_image_that_does_not_come_is_told_at_once_and_counts_after_a_limit() 
 
 
 AWAY = 'failed to do request: Head "https://r/v2/b/1": dial tcp 10.0.0.1:443: connect: refused'
+NO_HOST = 'failed to do request: Head "https://r/v2/b/1": dial tcp: lookup r on dns: no such host'
 MISSING = 'failed to resolve reference "r/b:1": r/b:1: not found'
 
 
@@ -418,6 +419,8 @@ MISSING = 'failed to resolve reference "r/b:1": r/b:1: not found'
     [
         (AWAY, ExitReason.NO_IMAGE, 0),
         (MISSING, ExitReason.CANNOT_START, EXIT_WRONG_SETTING),
+        # A registry that does not exist is told in the same words, and never comes.
+        (NO_HOST, ExitReason.CANNOT_START, EXIT_WRONG_SETTING),
         ("x509: certificate signed by unknown authority", ExitReason.CANNOT_START, 0),
     ],
 )
@@ -556,6 +559,33 @@ def test_an_init_container_without_memory_and_other_ends_give_workers_no_more() 
     pods.changed(terminated("w-2", 137, "OOMKilled"), 0.0)
     assert set(exits_of(pods)) == {"w-0", "w-1", "w-2"}
     assert pods.plan(0.0).memory == GIB
+
+
+def test_memory_that_the_api_refuses_goes_back_to_what_it_allows_and_is_told() -> None:
+    pods = known(more=MoreMemory(4.0, 8 * GIB), wish=("w-0", "w-1"))
+    pods.changed(out_of_memory("w-0", "1Gi"), 0.0)
+    assert pods.plan(0.0).memory == 4 * GIB
+    pods.memory_refused(4 * GIB, GIB, 2 * GIB, "maximum is 2Gi")
+    # At once, without a pause.
+    assert pods.plan(0.0) == PodPlan((("w-1", ""),), (), 2 * GIB)
+    told = "workers get 2048Mi of memory where kubernetes.more_memory gives 4096Mi: maximum is 2Gi"
+    assert told in pods.trouble(0.0)
+    pods.created("w-1", limited(pending("w-1"), "2Gi"), 0.0)
+    pods.changed(limited(running("w-1"), "2Gi"), 0.0)
+    pods.changed(out_of_memory("w-1", "2Gi"), 1.0)
+    (*_, last) = pods.report().exits
+    assert last.last_words.endswith("\nthe cluster allows no more")
+    assert pods.plan(1.0).memory == 2 * GIB
+
+
+def test_memory_that_the_api_refuses_without_saying_how_much_it_allows_is_that_of_the_job() -> None:
+    pods = known(more=MoreMemory(4.0, 8 * GIB), wish=("w-0", "w-1"))
+    pods.changed(out_of_memory("w-0", "1Gi"), 0.0)
+    for allowed in (0, GIB, 4 * GIB):
+        pods.memory_refused(4 * GIB, GIB, allowed, "too much")
+        assert pods.plan(0.0).memory == 0
+        assert "workers get 1024Mi of memory where" in pods.trouble(0.0)
+    assert exits_of(pods) == {"w-0": ExitReason.OUT_OF_MEMORY}
 
 
 class Calls:

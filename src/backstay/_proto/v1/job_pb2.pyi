@@ -76,6 +76,8 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     """No process of it ever ran, because the registry of its image did not answer."""
     EXIT_REASON_NOT_ALLOWED: _ExitReason.ValueType  # 9
     """No process of it ever ran, because the launcher lacks a right that somebody may still give."""
+    EXIT_REASON_HUNG: _ExitReason.ValueType  # 10
+    """It was silent for too long, so the job master told it to end."""
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """Why a worker's process ended."""
@@ -99,6 +101,8 @@ EXIT_REASON_NO_IMAGE: ExitReason.ValueType  # 8
 """No process of it ever ran, because the registry of its image did not answer."""
 EXIT_REASON_NOT_ALLOWED: ExitReason.ValueType  # 9
 """No process of it ever ran, because the launcher lacks a right that somebody may still give."""
+EXIT_REASON_HUNG: ExitReason.ValueType  # 10
+"""It was silent for too long, so the job master told it to end."""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final
