@@ -4,10 +4,10 @@ Without ``--endpoint`` it starts its own servers and then itself as the trainer,
 and trainer are processes of their own. ``--overlapped`` keeps the next batch's pull and the last
 batch's push in flight while this batch computes, as a real trainer does.
 
-With ``--lifetime`` the table's rows come and go by a policy: ``statistics`` keeps when a row was last
-seen, its shows and clicks, which each push tells; ``admission`` gives a key a row with its second
-occurrence, ``filter`` does so by a counting Bloom filter. ``--new-share`` makes so many of a step's
-keys ones that no step had before.
+With ``--lifetime`` the table's rows come and go by a policy. ``statistics`` keeps when a row was
+last seen, its shows and clicks, which each push tells. ``admission`` gives a key a row with its
+second occurrence; ``filter`` does so by a counting Bloom filter. ``--new-share`` makes so many of a
+step's keys ones that no step had before.
 
 With ``--hold`` the trainer says ``READY`` when warm and waits for a line on its standard input:
 so several trainers start together (see scaling.py).

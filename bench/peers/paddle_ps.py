@@ -12,8 +12,8 @@ goes on when the gradients are queued, and a background thread merges and sends 
 other contestants wait until the server has applied them. That favours Paddle. (Its synchronous and
 geo modes fail on a job that has only an embedding.)
 
-With ``--accessor ctr`` the rows are those of its CtrCommonAccessor, which keeps shows, clicks and the
-days since a row was last seen. Each key is told with a show, each fourth with a click.
+With ``--accessor ctr`` the rows are those of its CtrCommonAccessor, which keeps shows, clicks and
+the days since a row was last seen. Each key is told with a show, each fourth with a click.
 """
 
 from __future__ import annotations
