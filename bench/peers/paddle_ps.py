@@ -172,7 +172,12 @@ def rows_with_shows_and_clicks(
     )
     accessor = "table_parameters.embedding.accessor"
     strategy.sparse_table_configs = {
-        "embedding": {f"{accessor}.accessor_class": "CtrCommonAccessor"}
+        "embedding": {
+            f"{accessor}.accessor_class": "CtrCommonAccessor",
+            # Its default is Adam, whatever the optimizer.
+            f"{accessor}.embed_sgd_param.name": "SparseNaiveSGDRule",
+            f"{accessor}.embedx_sgd_param.name": "SparseNaiveSGDRule",
+        }
     }
     rows = paddle.reshape(rows, [-1, arguments.dim + 2])
     # Takes shows and clicks off, and gives the push its two columns for them.
