@@ -73,9 +73,7 @@ def initial_rows(spec_json: str, keys: NDArray[np.uint64]) -> NDArray[np.float32
         ConfigError: The table's description is wrong.
     """
 
-def row_scores(
-    spec_json: str, time: int, statistics: NDArray[np.uint32]
-) -> NDArray[np.float64]:
+def row_scores(spec_json: str, time: int, statistics: NDArray[np.uint32]) -> NDArray[np.float64]:
     """Return the score of each row [n] at a time in seconds, as servers compute it.
 
     Args:

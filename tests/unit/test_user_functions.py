@@ -457,13 +457,15 @@ def test_an_expression_is_what_its_json_says() -> None:
 def test_the_guide_runs() -> None:
     page = (ROOT / "docs/guide/user-functions.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     made: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "the guide", "exec"), made)
     specs = [one for one in made.values() if isinstance(one, TableSpec)]
     assert [spec.name for spec in specs] == ["clicks", "bounded"]
     specs.append(TableSpec.sparse("clipped", 16, optimizer=made["optimizer"]))
+    specs.append(TableSpec.sparse("kept", 16, lifetime=made["lifetime"]))
+    assert specs[-1].statistics == ("last_seen", "show", "click")
     for spec in specs:
         _native.canonical_table(spec.to_json())
 
