@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
 from backstay.errors import ConfigError
@@ -237,7 +238,7 @@ class PullFunction(_RowFunction):
 class _StatisticsFunction(_RowFunction):
     INPUTS: ClassVar[Mapping[str, Shape]] = _STATISTICS
 
-    @property
+    @cached_property
     def statistics(self) -> tuple[str, ...]:
         """The statistics that the result depends on, in the order of a row's words."""
         used = self.expression.inputs()
