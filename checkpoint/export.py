@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -167,17 +168,19 @@ class RowChoice:
 
     Attributes:
         statistics: Also write the statistics of rows, to a file of their own for each table.
-        score_at_least: Leave rows out whose score is lower, in tables that keep shows and clicks.
+        score_at_least: Leave rows out whose score was lower when the checkpoint was begun, in
+            tables whose lifetime uses a score.
     """
 
     statistics: bool = False
     score_at_least: float | None = None
 
-    def of(self, spec: TableSpec, rows: SlotRows) -> SlotRows:
-        """Return those of the rows that are exported."""
-        if self.score_at_least is None or not spec.keeps_show_and_click:
+    def of(self, spec: TableSpec, rows: SlotRows, created: str) -> SlotRows:
+        """Return those of the rows that are exported, of a checkpoint that was begun then."""
+        if self.score_at_least is None or not spec.has_score:
             return rows
-        chosen = scores_of(spec, rows.state) >= self.score_at_least
+        began = datetime.fromisoformat(created[:19]).replace(tzinfo=timezone.utc)
+        chosen = scores_of(spec, rows.state, int(began.timestamp())) >= self.score_at_least
         return SlotRows(rows.slot, rows.keys[chosen], rows.weights[chosen], rows.state[chosen])
 
 
@@ -309,7 +312,8 @@ def _write_table(
     """Write a table's rows sorted by key and return how many they are."""
 
     def all_rows() -> Iterator[SlotRows]:
-        return (chosen.of(spec, rows) for rows in reader.rows(spec.name))
+        created = reader.manifest.created
+        return (chosen.of(spec, rows, created) for rows in reader.rows(spec.name))
 
     keys = np.sort(np.concatenate([_none(), *(rows.keys for rows in all_rows())]))
     # Parquet is written in order too, so its rows are sorted in a file that is removed again.

@@ -1,6 +1,6 @@
 """The statistics of rows whose table has a lifetime: the last columns of their state.
 
-Imports ``backstay.tables`` and ``backstay.errors``; pure.
+Imports ``backstay.tables``, ``backstay.errors`` and the native module; pure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay._native import row_scores
 from backstay.errors import InvalidRequest
 from backstay.tables import TableSpec
 
@@ -33,11 +34,7 @@ def statistics_of(spec: TableSpec, state: NDArray[np.float32]) -> dict[str, NDAr
     Raises:
         InvalidRequest: The state is of another table.
     """
-    if state.ndim != 2 or state.shape[1] != spec.state_elements:
-        raise InvalidRequest(
-            f"state of table {spec.name} has the shape {state.shape}, not "
-            f"[n, {spec.state_elements}]"
-        )
+    _check_shape(spec, state)
     first = state.shape[1] - len(spec.statistics)
     columns = {
         name: np.ascontiguousarray(state[:, first + number])
@@ -49,18 +46,27 @@ def statistics_of(spec: TableSpec, state: NDArray[np.float32]) -> dict[str, NDAr
     }
 
 
-def scores_of(spec: TableSpec, state: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the score of each row, float64 [n].
+def scores_of(spec: TableSpec, state: NDArray[np.float32], time_s: int) -> NDArray[np.float64]:
+    """Return the score of each row, float64 [n]: as the servers compute it.
+
+    Args:
+        spec: Of the table.
+        state: float32 [n, state], as a checkpoint has it.
+        time_s: When, for a function that uses the time; Unix seconds.
 
     Raises:
-        InvalidRequest: The table keeps no shows and clicks.
+        InvalidRequest: The table's lifetime uses no score.
     """
-    kept = statistics_of(spec, state)
-    if spec.lifetime is None or spec.lifetime.score is None or "show" not in kept:
-        raise InvalidRequest(f"table {spec.name} keeps no shows and clicks: its rows have no score")
-    score = spec.lifetime.score
-    show, click = kept["show"].astype(np.float64), kept["click"].astype(np.float64)
-    scores: NDArray[np.float64] = (
-        score.nonclick_coefficient * (show - click) + score.click_coefficient * click
-    )
-    return scores
+    _check_shape(spec, state)
+    if not spec.has_score:
+        raise InvalidRequest(f"the rows of table {spec.name} have no score: its lifetime uses none")
+    words = np.ascontiguousarray(state[:, state.shape[1] - len(spec.statistics) :])
+    return row_scores(spec.to_json(), time_s, words.view(np.uint32))
+
+
+def _check_shape(spec: TableSpec, state: NDArray[np.float32]) -> None:
+    if state.ndim != 2 or state.shape[1] != spec.state_elements:
+        raise InvalidRequest(
+            f"state of table {spec.name} has the shape {state.shape}, not "
+            f"[n, {spec.state_elements}]"
+        )

@@ -669,7 +669,7 @@ def _counts(
     """
     if shows is None and clicks is None:
         return NOT_TOLD
-    if not table.spec.keeps_show_and_click:
+    if not table.spec.takes_counts:
         raise InvalidRequest(
             f"table {table.name} keeps no shows and clicks: leave shows= and clicks= out, or make "
             "it with a lifetime that uses a score"

@@ -331,7 +331,7 @@ def delete(options: ClusterOptions, checkpoint_id: str, url: str, as_json: bool)
 @click.option(
     "--score-at-least",
     type=float,
-    help="Leave rows of a lower score out, in tables that keep shows and clicks.",
+    help="Leave rows of a lower score out, in tables whose lifetime uses one.",
 )
 @click.argument("url")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))

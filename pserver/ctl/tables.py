@@ -258,7 +258,9 @@ def lifetime_text(spec: dict[str, Any]) -> str:
     admission = lifetime["admission"]
     if isinstance(admission, dict):
         ((kind, own),) = admission.items()
-        words.append(f"admission {kind} {_settings_text(own)}")
+        shown = {kind: own} if kind == "function" else own
+        kinds = "" if kind == "function" else f"{kind} "
+        words.append(f"admission {kinds}{_settings_text(shown)}")
     words += [
         f"{part} {_settings_text(lifetime[part])}"
         for part in ("expiry", "capacity", "score")
@@ -268,8 +270,11 @@ def lifetime_text(spec: dict[str, Any]) -> str:
 
 
 def _settings_text(settings: dict[str, Any]) -> str:
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in settings.items()
-        if value is not None
-    )
+    """Return settings as ``name=value``; a function without its expression."""
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            words += [f"user {value['name']}", _settings_text(value["settings"])]
+        elif value is not None:
+            words.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
+    return " ".join(word for word in words if word)

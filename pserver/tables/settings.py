@@ -38,6 +38,7 @@ _FIXED = frozenset(
         *("storage", "dtype", "initializer", "seed", "optimizer", "states", "expression"),
         *("lifetime", "admission", "expiry", "capacity", "capacity.evict", "score"),
         *("score.nonclick_coefficient", "score.click_coefficient"),
+        *("score.function", "admission.function"),
     }
 )
 # Before the name of a setting of the function that a pull goes through.
@@ -76,6 +77,11 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
             (own["settings"] if name in own.get("settings", {}) else own)[name] = value
         elif name in LIFETIME_SETTINGS:
             _assign_lifetime(spec, name, value)
+        elif name in _of_lifetimes_functions(spec):
+            raise TableConflict(
+                f"{name} of table {spec['name']!r} cannot be changed: every copy of its rows goes "
+                "by the function as the table was made; make a table of another name"
+            )
         elif name in _FIXED:
             raise TableConflict(
                 f"{name} of table {spec['name']!r} cannot be changed: its rows are made for it; "
@@ -90,6 +96,17 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
                 f"{', '.join([*known, *others])}"
             )
     return json.dumps(spec)
+
+
+def _of_lifetimes_functions(spec: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings of a lifetime's functions, such as ``score.day``."""
+    lifetime = spec.get("lifetime") or {}
+    found = []
+    for part in ("score", "admission"):
+        own = lifetime.get(part)
+        function = own.get("function") if isinstance(own, dict) else None
+        found += [f"{part}.{name}" for name in (function or {"settings": ()})["settings"]]
+    return found
 
 
 def _assign_lifetime(spec: dict[str, Any], name: str, value: Any) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "log_to_stderr",
     "make_tensor_header",
     "read_tensor_header",
+    "row_scores",
     "slots_of",
     "table_id",
     "table_with_settings",
@@ -70,6 +71,18 @@ def initial_rows(spec_json: str, keys: NDArray[np.uint64]) -> NDArray[np.float32
 
     Raises:
         ConfigError: The table's description is wrong.
+    """
+
+def row_scores(spec_json: str, time: int, statistics: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Return the score of each row [n] at a time in seconds, as servers compute it.
+
+    Args:
+        spec_json: Of a table whose lifetime uses a score.
+        time: Unix seconds.
+        statistics: The words behind the optimizer's state of each row, [n, statistics].
+
+    Raises:
+        ConfigError: The description is wrong, or its rows have no score.
     """
 
 def make_tensor_header(

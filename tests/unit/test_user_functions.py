@@ -17,7 +17,12 @@ from backstay import _native
 from backstay.errors import ConfigError
 from backstay.tables import (
     AdmissionFunction,
+    AdmitByScore,
+    Capacity,
+    Expiry,
+    Lifetime,
     PullFunction,
+    Score,
     ScoreFunction,
     State,
     TableSpec,
@@ -49,7 +54,26 @@ def admitted(frequency: Any, show: Any) -> Any:
     return (frequency >= 3) | ~(show < 2)
 
 
+def rooted(show: Any, *, least: float = 3.0) -> Any:
+    return np.sqrt(show - least)
+
+
+LIFETIMES = {
+    "scored": Lifetime(expiry=Expiry(score_below=0.5), score=ScoreFunction.of(worth, day=60.0)),
+    "fading": Lifetime(
+        AdmitByScore(2.0),
+        capacity=Capacity(640, evict="least_frequent"),
+        score=Score(function=ScoreFunction.of(rooted), decay=0.5, decay_every_seconds=60),
+    ),
+    "admitted": Lifetime(AdmissionFunction.of(admitted), "zeros"),
+    "both": Lifetime(
+        AdmissionFunction.of(lambda time, last_seen: time - last_seen < 60),
+        expiry=Expiry(score_below=1.0),
+        score=ScoreFunction.of(rooted),
+    ),
+}
 SPECS = [
+    *(TableSpec.sparse(name, 4, lifetime=lifetime) for name, lifetime in LIFETIMES.items()),
     *(
         TableSpec.sparse("t", 4, optimizer=UserOptimizer.of(function, **settings))
         for function, settings, _ in CASES
@@ -123,6 +147,95 @@ def test_score_and_admission() -> None:
         AdmissionFunction.of(lambda show: show)
     with pytest.raises(ConfigError, match="no input 'weights'; there are time, last_seen"):
         ScoreFunction.of(lambda weights: np.sum(weights))
+
+
+def test_rows_and_counters_keep_what_the_functions_use() -> None:
+    kept = {name: one.statistics for name, one in LIFETIMES.items()}
+    assert kept == {
+        "scored": ("last_seen", "show", "click"),
+        "fading": ("frequency", "show"),
+        "admitted": (),
+        "both": ("show",),
+    }
+    counted = {name: one.companion_shape for name, one in LIFETIMES.items()}
+    # A counter of "both" has when it was counted, and a word, for there is no row without one.
+    assert counted == {"scored": None, "fading": (1, 1), "admitted": (2, 1), "both": (1, 1)}
+    for name, one in LIFETIMES.items():
+        spec = TableSpec.sparse(name, 4, lifetime=one)
+        assert spec.takes_counts
+        assert spec.has_score == (name != "admitted")
+    assert not TableSpec.sparse(
+        "t", 4, lifetime=Lifetime(AdmissionFunction.of(lambda frequency: frequency > 1))
+    ).takes_counts
+
+
+def test_a_function_is_kept_as_a_score() -> None:
+    function = ScoreFunction.of(worth)
+    expiry = Expiry(score_below=0.5)
+    assert Lifetime(expiry=expiry, score=function) == Lifetime(
+        expiry=expiry, score=Score(function=function)
+    )
+    written = json.loads(SPECS[0].to_json())["lifetime"]["score"]
+    assert written.keys() == {"function", "decay", "decay_every_seconds"}
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "says"),
+    [
+        ({"score": {"function": "SEEN", "decay": 0.5}}, "neither show nor click"),
+        ({"score": {"function": "SEEN", "click_coefficient": 1.0}}, "one of the two"),
+        ({"score": {"function": "TIME"}}, "depends on last_seen, frequency, show or click"),
+        ({"score": {"function": "MASK"}}, "a mask for the row"),
+        ({"admission": {"function": "MASK"}}, "depends on last_seen, frequency, show or click"),
+        ({"admission": {"function": "SEEN"}}, "a number for the row"),
+        ({"expiry": {"norm_below": 1.0}, "score": {"function": "SEEN"}}, "nothing uses a score"),
+    ],
+)
+@pytest.mark.parametrize("read", [TableSpec.from_json, _native.canonical_table])
+def test_functions_that_do_not_suit_a_lifetime_are_refused(
+    read: Callable[[str], object], lifetime: dict[str, Any], says: str
+) -> None:
+    nodes: dict[str, list[Any]] = {
+        "SEEN": [{"input": "last_seen"}],
+        "TIME": [{"input": "time"}],
+        "MASK": [{"input": "time"}, {"constant": 1.0}, {"greater": [0, 1]}],
+    }
+    text = json.dumps({"expiry": {"score_below": 1.0}} | lifetime)
+    for name, taken in nodes.items():
+        function = {"name": "f", "expression": {"nodes": taken, "results": [len(taken) - 1]}}
+        text = text.replace(f'"{name}"', json.dumps(function))
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read(
+            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"sgd": {}}, '
+            f'"lifetime": {text}}}'
+        )
+
+
+def test_coefficients_and_a_function_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="one of the two"):
+        Score(click_coefficient=2.0, function=ScoreFunction.of(rooted))
+    with pytest.raises(ConfigError, match="neither show nor click"):
+        Score(decay=0.5, function=ScoreFunction.of(lambda frequency: frequency))
+    with pytest.raises(ConfigError, match=r"Score\.function is"):
+        Score(function=rooted)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="depends on last_seen"):
+        Lifetime(AdmissionFunction.of(lambda time: time > 1))
+
+
+def test_a_score_is_numpys() -> None:
+    spec = TableSpec.sparse("t", 4, lifetime=LIFETIMES["scored"])
+    shows = np.array([1.5, 2.0, 100.0] * 50, np.float32)
+    clicks, seen = shows / 3, np.arange(150, dtype=np.uint32) + 1_800_000_000
+    words = np.stack([seen, shows.view(np.uint32), clicks.view(np.uint32)], axis=1)
+    found = _native.row_scores(spec.to_json(), 1_800_000_200, words)
+    columns = [column.astype(np.float64) for column in (seen, shows, clicks)]
+    wanted = worth(1_800_000_200.0, *columns, day=60.0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-15)
+    rooted_spec = TableSpec.sparse("t", 4, lifetime=LIFETIMES["both"])
+    few = np.array([[2.0], [3.0], [7.0]], np.float32).view(np.uint32)
+    assert _native.row_scores(rooted_spec.to_json(), 0, few).tolist() == [-math.inf, 0.0, 2.0]
+    with pytest.raises(ConfigError, match="has no score"):
+        _native.row_scores(TableSpec.sparse("t", 4).to_json(), 0, few)
 
 
 def _refusal(function: Callable[..., Any], kind: Any = PullFunction) -> str:
@@ -344,13 +457,15 @@ def test_an_expression_is_what_its_json_says() -> None:
 def test_the_guide_runs() -> None:
     page = (ROOT / "docs/guide/user-functions.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     made: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "the guide", "exec"), made)
     specs = [one for one in made.values() if isinstance(one, TableSpec)]
     assert [spec.name for spec in specs] == ["clicks", "bounded"]
     specs.append(TableSpec.sparse("clipped", 16, optimizer=made["optimizer"]))
+    specs.append(TableSpec.sparse("kept", 16, lifetime=made["lifetime"]))
+    assert specs[-1].statistics == ("last_seen", "show", "click")
     for spec in specs:
         _native.canonical_table(spec.to_json())
 

@@ -291,7 +291,7 @@ class ServerRows:
         self, lookups: Sequence[Lookup], clicks: NDArray[np.float32] | None
     ) -> NDArray[np.float32] | None:
         """Return the shows and clicks of the keys of lookups, float32 [keys, 2]; None: not told."""
-        if not self._ready_table().spec.keeps_show_and_click:
+        if not self._ready_table().spec.takes_counts:
             return None
         if clicks is None:
             if not self._warned_of_counts:

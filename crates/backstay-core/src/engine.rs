@@ -534,7 +534,8 @@ impl Engine {
         if stamp.share > 0 && change.creates() {
             for StagedRun { run, .. } in places {
                 let companion = companion.as_deref_mut();
-                gone.evicted += table.evict(run.slot, stamp.share, companion);
+                let time = self.slots[(run.slot - first_slot) as usize].time;
+                gone.evicted += table.evict(run.slot, stamp.share, time, companion);
             }
         }
         Ok(gone)

@@ -3,12 +3,14 @@
 //! Statistics are words behind the optimizer's state of a row: when it was seen last (u32
 //! seconds), its frequency (u32), its shows and clicks (f32 each). A row has those that its table's
 //! [`Lifetime`] uses, in this order, so a table without a lifetime pays nothing. Time is a number
-//! in the transaction ([`crate::transaction::Stamp`]); nothing here reads a clock.
+//! in the transaction ([`crate::transaction::Stamp`]); nothing here reads a clock. A user's score runs
+//! over many rows at a time.
 
 use std::ops::AddAssign;
 
+use crate::expression::{RowBatch, Statistic, StatisticsOfRow};
 use crate::hash::{mix64, SlotSpace};
-use crate::spec::lifetime::{Evict, Expiry, Lifetime, Score};
+use crate::spec::lifetime::{Expiry, Lifetime, ScoreRule, ShowClick};
 use crate::stream::TransactionId;
 
 /// The part of a share that an eviction makes free: 1/16.
@@ -19,8 +21,8 @@ const FREED: usize = 16;
 pub struct Statistics {
     last_seen: Option<usize>,
     frequency: Option<usize>,
-    /// Of the show; the click comes next.
     show: Option<usize>,
+    click: Option<usize>,
     words: usize,
 }
 
@@ -47,6 +49,29 @@ impl Seen {
             click: 0.0,
         }
     }
+
+    /// Both together, at the later time.
+    #[inline]
+    #[must_use]
+    pub fn and(self, later: Self) -> Self {
+        Self {
+            time: later.time,
+            frequency: self.frequency.saturating_add(later.frequency),
+            show: sum(self.show, later.show),
+            click: sum(self.click, later.click),
+        }
+    }
+
+    /// What a user's function is given of it.
+    #[inline]
+    pub fn inputs(&self) -> StatisticsOfRow {
+        [
+            f64::from(self.time),
+            f64::from(self.frequency),
+            f64::from(self.show),
+            f64::from(self.click),
+        ]
+    }
 }
 
 /// Add counts. The sum stays finite: a score of infinite counts is a NaN, whose sign differs by
@@ -60,15 +85,17 @@ impl Statistics {
     /// Those that a policy uses.
     pub fn of(lifetime: &Lifetime) -> Self {
         let mut words = 0;
-        let mut next = |kept: bool, count: usize| {
-            let at = words;
-            words += if kept { count } else { 0 };
+        let mut next = |statistic| {
+            let (at, kept) = (words, lifetime.keeps(statistic));
+            words += usize::from(kept);
             kept.then_some(at)
         };
+        let [last_seen, frequency, show, click] = Statistic::ALL.map(&mut next);
         Self {
-            last_seen: next(lifetime.keeps_last_seen(), 1),
-            frequency: next(lifetime.keeps_frequency(), 1),
-            show: next(lifetime.keeps_show_and_click(), 2),
+            last_seen,
+            frequency,
+            show,
+            click,
             words,
         }
     }
@@ -89,8 +116,23 @@ impl Statistics {
         }
         if let Some(at) = self.show {
             words[at] = sum(f32::from_bits(words[at]), seen.show).to_bits();
-            words[at + 1] = sum(f32::from_bits(words[at + 1]), seen.click).to_bits();
         }
+        if let Some(at) = self.click {
+            words[at] = sum(f32::from_bits(words[at]), seen.click).to_bits();
+        }
+    }
+
+    /// What a user's function is given of a row; 0 for what it does not keep.
+    #[inline]
+    pub fn inputs(&self, words: &[u32]) -> StatisticsOfRow {
+        let count = |at: Option<usize>| at.map_or(0.0, |at| f64::from(words[at]));
+        let sum = |at: Option<usize>| at.map_or(0.0, |at| f64::from(f32::from_bits(words[at])));
+        [
+            count(self.last_seen),
+            count(self.frequency),
+            sum(self.show),
+            sum(self.click),
+        ]
     }
 
     /// When the row was seen last; 0 if it does not keep that.
@@ -107,40 +149,70 @@ impl Statistics {
 
     /// Multiply shows and clicks.
     pub fn decay(&self, words: &mut [u32], rate: f32) {
-        if let Some(at) = self.show {
-            for word in &mut words[at..at + 2] {
-                *word = (f32::from_bits(*word) * rate).to_bits();
-            }
+        for at in [self.show, self.click].into_iter().flatten() {
+            words[at] = (f32::from_bits(words[at]) * rate).to_bits();
         }
     }
 
-    /// The score of a row; 0 if it keeps no shows.
+    /// The score of a row by its shows and clicks; 0 if it does not keep them.
     #[inline]
-    pub fn score(&self, words: &[u32], rule: &Score) -> f64 {
-        let Some(at) = self.show else {
+    pub fn score(&self, words: &[u32], rule: &ShowClick) -> f64 {
+        let (Some(show), Some(click)) = (self.show, self.click) else {
             return 0.0;
         };
         score(
-            f32::from_bits(words[at]),
-            f32::from_bits(words[at + 1]),
+            f32::from_bits(words[show]),
+            f32::from_bits(words[click]),
             rule,
         )
-    }
-
-    /// What decides which rows go first: those of the lowest rank.
-    fn rank(&self, words: &[u32], evict: Evict, rule: &Score) -> u64 {
-        match evict {
-            Evict::LeastRecent => u64::from(self.last_seen(words)),
-            Evict::LeastFrequent => self.frequency.map_or(0, |at| u64::from(words[at])),
-            Evict::LowestScore => ascending(self.score(words, rule)),
-        }
     }
 }
 
 /// Paddle's `CtrCommonAccessor` has it so.
-pub fn score(show: f32, click: f32, rule: &Score) -> f64 {
+pub fn score(show: f32, click: f32, rule: &ShowClick) -> f64 {
     let (show, click) = (f64::from(show), f64::from(click));
     rule.nonclick_coefficient * (show - click) + rule.click_coefficient * click
+}
+
+/// The score that a user's function gives. A NaN is lower than any number: its row goes first and is
+/// not admitted. Both zeros are one.
+pub fn given_score(result: f64) -> f64 {
+    if result.is_nan() {
+        f64::NEG_INFINITY
+    } else {
+        result + 0.0
+    }
+}
+
+/// The score of each row at a time, given the statistics of all rows one behind the other. None if the
+/// policy has no score.
+pub fn scores(lifetime: &Lifetime, time: u32, words: &[u32]) -> Option<Vec<f64>> {
+    let statistics = Statistics::of(lifetime);
+    let rule = lifetime.score_rule()?;
+    let rows = words.chunks_exact(statistics.words().max(1));
+    Some(match &rule {
+        ScoreRule::ShowClick(rule) => rows.map(|row| statistics.score(row, rule)).collect(),
+        ScoreRule::Function(function) => {
+            given_scores(function.begin_rows(time, usize::MAX), statistics, rows)
+        }
+    })
+}
+
+/// The scores of rows by a user's function, many rows at a time.
+fn given_scores<'a>(
+    mut batch: RowBatch<'_>,
+    statistics: Statistics,
+    rows: impl Iterator<Item = &'a [u32]>,
+) -> Vec<f64> {
+    let mut scores = Vec::with_capacity(rows.size_hint().0);
+    for words in rows {
+        batch.add(&statistics.inputs(words));
+        if batch.rows() == batch.most() {
+            scores.extend(batch.run().iter().map(|&one| given_score(one)));
+        }
+    }
+    scores.extend(batch.run().iter().map(|&one| given_score(one)));
+    scores
 }
 
 /// A number that grows with a float.
@@ -154,29 +226,50 @@ fn ascending(value: f64) -> u64 {
     bits ^ flipped
 }
 
-/// How a table chooses the rows that go for want of room.
+/// Which rows of a slot go first for want of room: those of the lowest rank.
 #[derive(Debug, Clone, Copy)]
-pub struct Eviction {
-    /// Which go first.
-    pub evict: Evict,
-    /// The score.
-    pub rule: Score,
+pub enum Ranking<'r> {
+    /// Those that no push has named for the longest time.
+    LeastRecent,
+    /// Those that the fewest pushes have named.
+    LeastFrequent,
+    /// Those of the lowest score at a time.
+    LowestScore(&'r ScoreRule, u32),
 }
 
-impl Eviction {
+/// The key of a row and its statistics.
+type RowOfSlot<'a> = (u64, &'a [u32]);
+
+impl Ranking<'_> {
     /// The keys of the rows that go so that 1/16 of `share` is free, given all rows of a slot, each
     /// with its statistics; in ascending order of (rank, key), which no place in memory decides.
     pub fn choose<'a>(
-        &self,
+        self,
         statistics: Statistics,
-        rows: impl Iterator<Item = (u64, &'a [u32])>,
+        rows: impl Iterator<Item = RowOfSlot<'a>>,
         share: usize,
     ) -> Vec<u64> {
-        let rank = |(key, words): (u64, &[u32])| {
-            let rank = statistics.rank(words, self.evict, &self.rule);
-            (rank, key)
+        let mut ranked: Vec<(u64, u64)> = match self {
+            Self::LeastRecent => {
+                let rank = |words: &[u32]| u64::from(statistics.last_seen(words));
+                rows.map(|(key, words)| (rank(words), key)).collect()
+            }
+            Self::LeastFrequent => {
+                let rank =
+                    |words: &[u32]| statistics.frequency.map_or(0, |at| u64::from(words[at]));
+                rows.map(|(key, words)| (rank(words), key)).collect()
+            }
+            Self::LowestScore(ScoreRule::ShowClick(rule), _) => {
+                let rank = |words: &[u32]| ascending(statistics.score(words, rule));
+                rows.map(|(key, words)| (rank(words), key)).collect()
+            }
+            Self::LowestScore(ScoreRule::Function(function), time) => {
+                let (keys, words): (Vec<u64>, Vec<&[u32]>) = rows.unzip();
+                let batch = function.begin_rows(time, usize::MAX);
+                let scores = given_scores(batch, statistics, words.into_iter());
+                scores.into_iter().map(ascending).zip(keys).collect()
+            }
         };
-        let mut ranked: Vec<(u64, u64)> = rows.map(rank).collect();
         let left = share - share / FREED;
         let Some(gone) = ranked.len().checked_sub(left).filter(|&gone| gone > 0) else {
             return Vec::new();
@@ -281,20 +374,21 @@ impl Thresholds {
             .is_some_and(|most| now.saturating_sub(last_seen) > most)
     }
 
-    /// The first reason for which a row goes, given its statistics and its weights.
+    /// The first reason for which a row goes, given its statistics, its score if it has one, and the
+    /// squared norm of its weights.
     pub fn reason(
         &self,
         statistics: Statistics,
         words: &[u32],
-        rule: &Score,
+        score: impl FnOnce() -> Option<f64>,
         now: u32,
         weights: impl FnOnce() -> f64,
     ) -> Option<Reason> {
         if statistics.last_seen.is_some() && self.is_unseen(statistics.last_seen(words), now) {
             return Some(Reason::Unseen);
         }
-        let low = |below: f64| statistics.score(words, rule) < below;
-        if statistics.show.is_some() && self.score_below.is_some_and(low) {
+        let low = |below: f64| score().is_some_and(|score| score < below);
+        if self.score_below.is_some_and(low) {
             return Some(Reason::Score);
         }
         let small = |below: f64| weights() < below * below;

@@ -4,6 +4,8 @@
 //! in small blocks of three steps (ask for the index line, ask for the row, use it), so that
 //! misses overlap instead of queueing.
 
+mod companion;
+mod expiry;
 mod live;
 mod transfer;
 mod user_update;

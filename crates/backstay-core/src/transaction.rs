@@ -249,7 +249,8 @@ impl Transaction {
                 *thresholds = lifetime.expiry.map(Into::into).unwrap_or_default();
             }
             Change::Decay { rate } if *rate == 0.0 => {
-                *rate = lifetime.score.map_or(1.0, |score| score.decay as f32);
+                let score = lifetime.score.as_ref();
+                *rate = score.map_or(1.0, |score| score.decay as f32);
             }
             _ => {}
         }

@@ -377,6 +377,34 @@ proptest! {
         }
     }
 
+    /// A result of statistics, settings and constants alone stays float64 if that is wanted.
+    #[test]
+    fn a_wide_result_is_not_rounded(words in words(), rows in rows(), block in 1usize..9) {
+        let (mut expression, _) = expression_of(&words, true);
+        expression.results = vec![0];
+        let types = expression.check(&signature(number(Shape::Vector))).unwrap();
+        let last = types.iter().rposition(|one| one.shape <= Shape::Number).unwrap();
+        expression.results = vec![last as NodeId];
+        let wanted = Type { shape: Shape::Number, ..types[last] };
+        let program = Program::new(&expression, &signature(wanted)).unwrap();
+        let mut evaluation = program.begin(ELEMENTS, block, &[TIME, SETTINGS[0], SETTINGS[1]]);
+        for rows in rows.chunks(block) {
+            if let Some(input) = evaluation.wide_input(3) {
+                for (input, row) in input.iter_mut().zip(rows) {
+                    *input = row.last_seen;
+                }
+            }
+            evaluation.run(rows.len(), &[]);
+            for (row, &got) in rows.iter().zip(evaluation.wide_result(0)) {
+                let Wide(wanted) = interpret(&expression, row) else {
+                    unreachable!()
+                };
+                let equal = got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan();
+                prop_assert!(equal, "{got} {wanted} {}", expression.canonical_json());
+            }
+        }
+    }
+
     /// How rows are cut into blocks changes no bit.
     #[test]
     fn blocks_of_any_size_give_the_same_bits(words in words(), rows in rows(), block in 1usize..9) {

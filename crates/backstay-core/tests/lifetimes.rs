@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use backstay_core::engine::{CopyPiece, Engine, ServingState, SlotMemory, SlotSnapshot};
 use backstay_core::error::Refusal;
+use backstay_core::expression::Statistic;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::life::{Gone, SlotPart, Thresholds};
-use backstay_core::spec::lifetime::{Admission, Evict, Lifetime};
+use backstay_core::spec::lifetime::{Admission, Evict, Lifetime, ScoreRule};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::PlainRows;
@@ -23,6 +24,25 @@ const SLOTS: u32 = 4;
 const DIM: usize = 2;
 const KEYS: u64 = 300;
 
+/// `(show + 2 click) / (time - last_seen + 1) + frequency / 8`
+const WORTH: &str = r#"{"name":"worth","settings":{"of_click":2.0},"expression":{"nodes":[
+    {"input":"show"},{"input":"click"},{"setting":"of_click"},{"mul":[2,1]},{"add":[0,3]},{"input":"time"},
+    {"input":"last_seen"},{"sub":[5,6]},{"constant":1.0},{"add":[7,8]},{"div":[4,9]},{"input":"frequency"},
+    {"constant":0.125},{"mul":[11,12]},{"add":[10,13]}],"results":[14]}}"#;
+/// sqrt(show - 3): of few shows a NaN.
+const ROOTED: &str = r#"{"name":"rooted","expression":{"nodes":[
+    {"input":"show"},{"constant":3.0},{"sub":[0,1]},{"sqrt":2}],"results":[3]}}"#;
+/// `frequency >= 3 or show >= 2 and time - last_seen < 3`
+const OFTEN: &str = r#"{"name":"often","expression":{"nodes":[
+    {"input":"frequency"},{"constant":3.0},{"greater_equal":[0,1]},{"input":"show"},{"constant":2.0},
+    {"greater_equal":[3,4]},{"input":"time"},{"input":"last_seen"},{"sub":[6,7]},{"less":[8,1]},{"and":[5,9]},
+    {"or":[2,10]}],"results":[11]}}"#;
+/// The built-in score.
+const PADDLE: &str = r#"{"name":"paddle","settings":{"nonclick":0.1,"clicked":1.0},"expression":{"nodes":[
+    {"setting":"nonclick"},{"input":"show"},{"input":"click"},{"sub":[1,2]},{"mul":[0,3]},{"setting":"clicked"},
+    {"mul":[5,2]},{"add":[4,6]}],"results":[7]}}"#;
+
+/// Names of functions stand for them.
 const POLICIES: &[&str] = &[
     r#"{"expiry":{"unseen_seconds":5}}"#,
     r#"{"admission":{"after":{"occurrences":3}},"unadmitted":"zeros","expiry":{"unseen_seconds":4}}"#,
@@ -32,7 +52,27 @@ const POLICIES: &[&str] = &[
     r#"{"admission":{"after":{"occurrences":2}},"capacity":{"rows":96,"evict":"least_frequent"}}"#,
     r#"{"capacity":{"rows":70,"evict":"lowest_score"},"expiry":{"norm_below":1.5}}"#,
     r#"{"admission":{"probability":{"probability":0.4}},"capacity":{"bytes":3000}}"#,
+    r#"{"capacity":{"rows":90,"evict":"lowest_score"},"expiry":{"score_below":0.9},
+        "score":{"function":WORTH,"decay":0.5}}"#,
+    r#"{"admission":{"score":{"at_least":1.0}},"capacity":{"rows":80,"evict":"lowest_score"},
+        "expiry":{"score_below":0.5},"score":{"function":ROOTED,"decay":0.75}}"#,
+    r#"{"admission":{"function":OFTEN},"expiry":{"score_below":0.3,"unseen_seconds":8},
+        "capacity":{"rows":100,"evict":"least_frequent"}}"#,
 ];
+
+/// A policy with its functions.
+fn with_functions(policy: &str) -> String {
+    [
+        ("WORTH", WORTH),
+        ("ROOTED", ROOTED),
+        ("OFTEN", OFTEN),
+        ("PADDLE", PADDLE),
+    ]
+    .into_iter()
+    .fold(policy.to_owned(), |text, (name, function)| {
+        text.replace(name, function)
+    })
+}
 
 fn space() -> SlotSpace {
     SlotSpace::new(SLOTS).unwrap()
@@ -42,7 +82,8 @@ fn spec_in(lifetime: &str, storage: &str) -> Arc<TableSpec> {
     let json = format!(
         r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"storage":"{storage}",
             "initializer":{{"constant":{{"value":0.25}}}},
-            "optimizer":{{"momentum":{{"learning_rate":1.0,"momentum":0.0}}}},"lifetime":{lifetime}}}"#
+            "optimizer":{{"momentum":{{"learning_rate":1.0,"momentum":0.0}}}},"lifetime":{}}}"#,
+        with_functions(lifetime)
     );
     Arc::new(TableSpec::from_json(&json).unwrap())
 }
@@ -173,10 +214,48 @@ struct Model {
 }
 
 impl Model {
-    fn score(lifetime: &Lifetime, row: &Row) -> f64 {
-        let rule = lifetime.score.unwrap_or_default();
+    fn score(lifetime: &Lifetime, row: &Row, time: u32) -> f64 {
         let (show, click) = (f64::from(row.show), f64::from(row.click));
-        rule.nonclick_coefficient * (show - click) + rule.click_coefficient * click
+        let score = match lifetime.score_rule().unwrap() {
+            ScoreRule::ShowClick(rule) => {
+                rule.nonclick_coefficient * (show - click) + rule.click_coefficient * click
+            }
+            ScoreRule::Function(function) if function.name() == "worth" => {
+                let away = f64::from(time) - f64::from(row.seen);
+                (show + 2.0 * click) / (away + 1.0) + f64::from(row.frequency) * 0.125
+            }
+            ScoreRule::Function(_) => (show - 3.0).sqrt(),
+        };
+        if score.is_nan() {
+            f64::NEG_INFINITY
+        } else {
+            score
+        }
+    }
+
+    /// Whether a key gets a row by the push that brought it from `before` to `now`.
+    fn admits(lifetime: &Lifetime, key: u64, id: TransactionId, before: &Row, now: &Row) -> bool {
+        match &lifetime.admission {
+            Admission::Always => true,
+            Admission::After { occurrences, .. } => now.frequency >= *occurrences,
+            Admission::Probability { probability } => {
+                backstay_core::life::is_drawn(key, id, 0, *probability)
+            }
+            Admission::Score { at_least } => Self::score(lifetime, now, now.seen) >= *at_least,
+            Admission::Function(_) => {
+                now.frequency >= 3 || now.show >= 2.0 && now.seen - before.seen < 3
+            }
+        }
+    }
+
+    /// What is counted of keys without a row.
+    fn counts(lifetime: &Lifetime, statistic: Statistic) -> bool {
+        match &lifetime.admission {
+            Admission::Always | Admission::Probability { .. } => false,
+            Admission::After { .. } => statistic == Statistic::Frequency,
+            Admission::Score { .. } => lifetime.score_rule().unwrap().uses(statistic),
+            Admission::Function(function) => function.uses(statistic),
+        }
     }
 
     fn at(&mut self, key: u64, time: u32) -> u32 {
@@ -201,26 +280,20 @@ impl Model {
                 now.show += show;
                 now.click += click;
                 now.seen = time;
-                let admitted = match lifetime.admission {
-                    Admission::Always => true,
-                    Admission::After { occurrences, .. } => now.frequency >= occurrences,
-                    Admission::Probability { probability } => {
-                        backstay_core::life::is_drawn(key, id, 0, probability)
-                    }
-                    Admission::Score { at_least } => Self::score(lifetime, &now) >= at_least,
-                };
-                if !admitted {
+                if !Self::admits(lifetime, key, id, &before, &now) {
                     if !matches!(lifetime.admission, Admission::Probability { .. }) {
                         self.counted.insert(key, now);
                     }
                     continue;
                 }
-                match lifetime.admission {
-                    Admission::After { .. } => (before.show, before.click) = (0.0, 0.0),
-                    Admission::Score { .. } => before.frequency = 0,
-                    _ => before = Row::default(),
-                }
-                before.value = 0.25;
+                let counts = |one| Self::counts(lifetime, one);
+                before = Row {
+                    value: 0.25,
+                    seen: 0,
+                    frequency: before.frequency * u32::from(counts(Statistic::Frequency)),
+                    show: before.show * f32::from(u8::from(counts(Statistic::Show))),
+                    click: before.click * f32::from(u8::from(counts(Statistic::Click))),
+                };
                 self.rows.insert(key, before);
             }
             let row = self.rows.get_mut(&key).unwrap();
@@ -252,7 +325,9 @@ impl Model {
                     let rank = match (is_row, capacity.evict) {
                         (false, _) | (true, Evict::LeastRecent) => f64::from(row.seen),
                         (true, Evict::LeastFrequent) => f64::from(row.frequency),
-                        (true, Evict::LowestScore) => Self::score(lifetime, row),
+                        (true, Evict::LowestScore) => {
+                            Self::score(lifetime, row, self.times[slot as usize])
+                        }
                     };
                     ranked.push((rank, key));
                 }
@@ -290,7 +365,7 @@ impl Model {
                 &mut gone.unseen
             } else if expiry
                 .score_below
-                .is_some_and(|below| Self::score(lifetime, row) < below)
+                .is_some_and(|below| Self::score(lifetime, row, now(key)) < below)
             {
                 &mut gone.score
             } else if expiry.norm_below.is_some_and(|below| norm < below) {
@@ -412,7 +487,7 @@ impl World {
             Step::Assign { keys } => self.assign(&by_slot(keys)),
             Step::Delete { keys } => self.delete(&by_slot(keys)),
             Step::Expire if self.lifetime.expiry.is_some() => self.expire(),
-            Step::Decay if self.lifetime.keeps_show_and_click() => self.decay(),
+            Step::Decay if self.lifetime.takes_counts() => self.decay(),
             Step::Expire | Step::Decay => {}
             Step::Time(by) => self.time = (self.time + by).max(0),
             Step::Copy => self.copy(),
@@ -497,7 +572,7 @@ impl World {
     }
 
     fn push(&mut self, told: &[(u64, u8, u8)], observed: bool) {
-        let observed = observed && self.lifetime.keeps_show_and_click();
+        let observed = observed && self.lifetime.takes_counts();
         let keys: BTreeMap<u64, (f32, f32)> = told
             .iter()
             .map(|&(key, show, click)| (key, (f32::from(show), f32::from(click))))
@@ -588,10 +663,13 @@ impl World {
         }
         let wanted = self.model.rows.iter().map(|(&key, row)| {
             let mut words = Vec::new();
-            words.extend(self.lifetime.keeps_last_seen().then_some(row.seen));
-            words.extend(self.lifetime.keeps_frequency().then_some(row.frequency));
-            if self.lifetime.keeps_show_and_click() {
-                words.extend([row.show.to_bits(), row.click.to_bits()]);
+            let (show, click) = (row.show.to_bits(), row.click.to_bits());
+            for (statistic, word) in
+                Statistic::ALL
+                    .into_iter()
+                    .zip([row.seen, row.frequency, show, click])
+            {
+                words.extend(self.lifetime.keeps(statistic).then_some(word));
             }
             (key, (row.value, words))
         });
@@ -652,6 +730,137 @@ fn a_table_without_a_lifetime_has_no_word_more() {
     );
     let all = r#"{"expiry":{"unseen_seconds":1,"score_below":1.0},"capacity":{"rows":64,"evict":"least_frequent"}}"#;
     assert_eq!(spec(all).state_words(), DIM + 4);
+}
+
+/// A row keeps what its policy and the function use, 4 bytes each.
+#[test]
+fn a_row_keeps_the_inputs_of_its_score() {
+    let words = |policy: &str| spec(policy).state_words() - DIM;
+    let expiry = r#""expiry":{"score_below":0.5}"#;
+    assert_eq!(words(&format!("{{{expiry}}}")), 2);
+    assert_eq!(
+        words(&format!(r#"{{{expiry},"score":{{"function":ROOTED}}}}"#)),
+        1
+    );
+    assert_eq!(
+        words(&format!(r#"{{{expiry},"score":{{"function":WORTH}}}}"#)),
+        4
+    );
+    // A counter keeps what admits; a row of nothing but that keeps nothing.
+    let admitted = spec(r#"{"admission":{"function":OFTEN}}"#);
+    assert_eq!(admitted.state_words(), DIM);
+    assert_eq!(admitted.companion().unwrap().row_elements(), 2);
+}
+
+/// Paddle's formula, written by a user, is the built-in score to the bit.
+#[test]
+fn a_function_that_is_the_built_in_score_keeps_the_same_rows() {
+    let policy = |score: &str| {
+        let policy = r#"{"admission":{"score":{"at_least":0.7}},"expiry":{"score_below":0.7},
+            "capacity":{"rows":2000,"evict":"lowest_score"},"score":{SCORE"decay":0.5}}"#;
+        spec(&policy.replace("SCORE", score))
+    };
+    let (built_in, written) = (policy(""), policy(r#""function":PADDLE,"#));
+    let mut engines = [engine(&built_in), engine(&written)];
+    let mut random = 1u64;
+    let mut draw = move |below: u64| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 33) % below
+    };
+    let (mut expired, mut evicted) = (0, 0);
+    for sequence in 1..200 {
+        let change_by_both = |engines: &mut [Engine; 2], what, keys: &[u64], values: &[f32]| {
+            let [one, other] = [(0, &built_in), (1, &written)].map(|(at, spec)| {
+                let made = change(spec, sequence, 10 + sequence as u32, what, keys, values);
+                apply(&mut engines[at], &made)
+            });
+            assert_eq!(one, other);
+            one
+        };
+        let slots = slots_as_keys(0..SLOTS);
+        let gone = match sequence % 10 {
+            9 => {
+                let expire = Change::Expire(Thresholds::default());
+                change_by_both(&mut engines, expire, &slots, &[])
+            }
+            8 => change_by_both(&mut engines, Change::Decay { rate: 0.5 }, &slots, &[]),
+            _ => {
+                let drawn: Vec<u64> = (0..500).map(|_| draw(4000)).collect();
+                let keys = by_slot(&drawn);
+                let told = keys.iter().flat_map(|_| {
+                    let show = draw(9) as f32 / 3.0;
+                    [-1.0, -1.0, show, show * draw(2) as f32]
+                });
+                let values: Vec<f32> = told.collect();
+                let observed = Change::Observe {
+                    learning_rate_scale: 1.0,
+                };
+                change_by_both(&mut engines, observed, &keys, &values)
+            }
+        };
+        expired += gone.score;
+        evicted += gone.evicted;
+        for slot in 0..SLOTS {
+            assert_eq!(engines[0].digest(slot), engines[1].digest(slot));
+        }
+    }
+    assert!(expired > 500 && evicted > 500, "{expired}, {evicted}");
+}
+
+/// A score that is no number is the lowest there is: its row is not admitted, and goes first.
+#[test]
+fn a_score_that_is_nan_is_the_lowest() {
+    let admission = r#""admission":{"score":{"at_least":1e-30}},"#;
+    for admission in ["", admission] {
+        let policy = format!(
+            r#"{{{admission}"expiry":{{"score_below":1e-30}},"score":{{"function":ROOTED}}}}"#
+        );
+        let spec = spec(&policy);
+        let mut engine = engine(&spec);
+        apply(&mut engine, &observe(&spec, 1, 10, 7, 2.0, 0.0));
+        let before = engine.table(table_id("t")).unwrap().rows();
+        assert_eq!(before, usize::from(admission.is_empty()));
+        apply(&mut engine, &expire(&spec, 2, 11));
+        assert_eq!(engine.table(table_id("t")).unwrap().rows(), 0);
+    }
+    let spec =
+        spec(r#"{"capacity":{"rows":64,"evict":"lowest_score"},"score":{"function":ROOTED}}"#);
+    let mut engine = engine(&spec);
+    let slot = space().slot_of(0);
+    let mut keys = (0..).filter(|&key| space().slot_of(key) == slot);
+    let nan = keys.nth(3).unwrap();
+    apply(&mut engine, &observe(&spec, 1, 10, nan, 2.0, 0.0));
+    for (sequence, key) in (2..18).zip(keys) {
+        apply(&mut engine, &observe(&spec, sequence, 10, key, 3.0, 0.0));
+        let evicted = read(&engine, nan) == 0.25;
+        assert_eq!(evicted, sequence == 17);
+    }
+}
+
+/// What was counted of a key is what its row begins with.
+#[test]
+fn a_row_begins_with_what_its_function_counted() {
+    let policy = r#"{"admission":{"function":OFTEN},"expiry":{"score_below":0.5,"unseen_seconds":90},
+        "capacity":{"rows":640,"evict":"least_frequent"}}"#;
+    let spec = spec(policy);
+    let mut engine = engine(&spec);
+    let bits = |show: f32, click: f32| [show.to_bits(), click.to_bits()];
+    // Two shows, but the first push is the first there is.
+    apply(&mut engine, &observe(&spec, 1, 100, 7, 2.0, 1.0));
+    assert_eq!(engine.table(table_id("t")).unwrap().rows(), 0);
+    apply(&mut engine, &observe(&spec, 2, 102, 7, 0.5, 0.5));
+    // The clicks before it were not counted: the function does not use them.
+    assert_eq!(
+        statistics(&engine, &spec, 7),
+        [&[102, 2], &bits(2.5, 0.5)[..]].concat()
+    );
+    for (sequence, time) in [(3, 110), (4, 120), (5, 130)] {
+        apply(&mut engine, &observe(&spec, sequence, time, 8, 0.0, 0.0));
+    }
+    assert_eq!(
+        statistics(&engine, &spec, 8),
+        [&[130, 3], &bits(0.0, 0.0)[..]].concat()
+    );
 }
 
 /// L4: a master whose clock is behind does not take a slot back in time.
@@ -936,6 +1145,32 @@ fn a_share_that_is_too_small_is_refused_by_name() {
     engine
         .create_table(&spec(r#"{"capacity":{"rows":64}}"#))
         .unwrap();
+}
+
+/// Replicas look a function up in their own descriptions, so neither it nor its settings change.
+#[test]
+fn a_function_and_its_settings_stay() {
+    let policy = r#"{"admission":{"function":OFTEN},"expiry":{"score_below":0.5},"score":{"function":WORTH,"decay":0.5}}"#;
+    let mut engine = engine(&spec(policy));
+    engine
+        .change_settings(&spec(&policy.replace(r#""decay":0.5"#, r#""decay":0.25"#)))
+        .unwrap();
+    let settings = WORTH.replace("2.0}", "3.0}");
+    let threshold = OFTEN.replace(r#""constant":2.0"#, r#""constant":9.0"#);
+    for (other, field) in [
+        (
+            policy.replace("WORTH", &settings),
+            "lifetime.score.function.settings.of_click",
+        ),
+        (policy.replace("WORTH", PADDLE), "lifetime.score.function"),
+        (
+            policy.replace("OFTEN", &threshold),
+            "lifetime.admission.function.expression",
+        ),
+    ] {
+        let refused = engine.change_settings(&spec(&other)).unwrap_err();
+        assert!(refused.to_string().contains(field), "{refused}");
+    }
 }
 
 /// Thresholds, rates and the size of a capacity may change; what a row keeps may not.

@@ -320,6 +320,7 @@ impl Store {
                 expires
                     || one
                         .score
+                        .as_ref()
                         .is_some_and(|one| one.decay_every_seconds.is_some())
             })
         };

@@ -20,10 +20,11 @@ mod tensors;
 use std::sync::Arc;
 
 use backstay_core::hash::{self, SlotSpace};
+use backstay_core::life;
 use backstay_core::replication::Report;
 use backstay_core::spec::TableSpec;
 use backstay_core::table::Table;
-use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
 
 use errors::config_error;
@@ -74,6 +75,22 @@ fn initial_rows<'py>(
     PyArray1::from_vec(py, rows).reshape([keys.len(), elements])
 }
 
+/// The score of each row at a time in seconds, given the statistics behind its optimizer's state,
+/// \[n, statistics]: as servers compute it.
+#[pyfunction]
+fn row_scores<'py>(
+    py: Python<'py>,
+    spec_json: &str,
+    time: u32,
+    statistics: PyReadonlyArray2<'py, u32>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let spec = table_spec(py, spec_json)?;
+    let words = statistics.as_slice()?;
+    let scores = py.detach(|| life::scores(spec.lifetime.as_ref()?, time, words));
+    let none = || config_error(py, &format!("table {} has no score", spec.name));
+    Ok(PyArray1::from_vec(py, scores.ok_or_else(none)?))
+}
+
 /// The CRC-32C of some bytes, as iSCSI, ext4 and Snappy's framing have it.
 #[pyfunction(name = "crc32c")]
 fn crc32c_of(py: Python<'_>, content: &[u8]) -> u32 {
@@ -116,6 +133,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
     module.add_function(wrap_pyfunction!(table_with_settings, module)?)?;
     module.add_function(wrap_pyfunction!(initial_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(row_scores, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::make_tensor_header, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::read_tensor_header, module)?)?;
     module.add_function(wrap_pyfunction!(crc32c_of, module)?)?;

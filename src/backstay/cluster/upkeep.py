@@ -18,7 +18,7 @@ from backstay.cluster.directory import Directory
 from backstay.cluster.watch import ClusterWatch, made_data_plane
 from backstay.config import ClientConfig
 from backstay.errors import InvalidRequest
-from backstay.tables import TableSpec
+from backstay.tables import Score, TableSpec
 
 __all__ = [
     "EndedPass",
@@ -101,9 +101,11 @@ def expire_now(
             f"table {spec.name} has no expiry in its lifetime: give unseen_seconds, score_below or "
             "norm_below"
         )
-    kept = spec.statistics
-    for name, needs in (("unseen_seconds", "last_seen"), ("score_below", "show")):
-        if getattr(thresholds, name) is not None and needs not in kept:
+    for name, has, needs in (
+        ("unseen_seconds", "last_seen" in spec.statistics, "last_seen"),
+        ("score_below", spec.has_score, "score"),
+    ):
+        if getattr(thresholds, name) is not None and not has:
             raise InvalidRequest(
                 f"table {spec.name} cannot expire by {name}: its lifetime keeps no {needs} of a row"
             )
@@ -121,7 +123,7 @@ def expire_now(
 
 def decay_now(native: DataClient, spec: TableSpec, period: int, rate: float | None = None) -> int:
     """Decay shows and clicks of a table; see ``Client.decay``."""
-    if not spec.keeps_show_and_click:
+    if not spec.takes_counts:
         raise InvalidRequest(f"table {spec.name} keeps no shows and clicks: there is none to decay")
     if rate is not None and not 0.0 < rate < 1.0:
         raise InvalidRequest(f"rate is {rate!r}: a number above 0 and below 1")
@@ -272,7 +274,8 @@ def end_pass(
     for spec in specs:
         lifetime = spec.lifetime
         assert lifetime is not None
-        score, expiry = lifetime.score, lifetime.expiry
+        expiry = lifetime.expiry
+        score = lifetime.score if isinstance(lifetime.score, Score) else None
         if score is not None and score.decay < 1.0 and score.decay_every_seconds is None:
             decayed += keeper.decay(spec.name, period=period)
         if expiry is not None and expiry.every_seconds is None:

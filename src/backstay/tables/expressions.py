@@ -101,6 +101,19 @@ class Expression:
             tuple(_read_node(at, node) for at, node in enumerate(nodes)), tuple(map(int, results))
         )
 
+    def inputs(self) -> frozenset[str]:
+        """Return the names of the inputs that a result depends on."""
+        needed, found = set(self.results), set()
+        for at in range(len(self.nodes) - 1, -1, -1):
+            name, taken = self.nodes[at]
+            if at not in needed:
+                continue
+            if isinstance(taken, tuple):
+                needed.update(taken)
+            elif name == "input":
+                found.add(str(taken))
+        return frozenset(found)
+
     def check(self, signature: Signature) -> None:
         """Check every rule.
 

@@ -20,6 +20,7 @@ from backstay.tables.checks import (
     check_integer,
     check_number,
 )
+from backstay.tables.user import AdmissionFunction, ScoreFunction
 
 Evict: TypeAlias = Literal["least_recent", "least_frequent", "lowest_score"]
 Unadmitted: TypeAlias = Literal["initial", "zeros"]
@@ -75,7 +76,7 @@ class AdmitWithProbability:
 
 @dataclass(frozen=True)
 class AdmitByScore:
-    """A key gets a row when its shows and clicks give this score (:class:`Score`).
+    """A key gets a row with the push that brings it to this score (:class:`Score`).
 
     Attributes:
         at_least: Above 0.
@@ -87,7 +88,9 @@ class AdmitByScore:
         check_number(self, "at_least", MIN_EPSILON, MAX_NUMBER)
 
 
-Admission: TypeAlias = Always | AdmitAfter | AdmitWithProbability | AdmitByScore
+Admission: TypeAlias = Always | AdmitAfter | AdmitWithProbability | AdmitByScore | AdmissionFunction
+# What a score is of without a function.
+_OF_SHOW_AND_CLICK = ("show", "click")
 
 
 @dataclass(frozen=True)
@@ -166,21 +169,29 @@ class Score:
         decay: What a decay multiplies shows and clicks by, 1e-9 to 1.
         decay_every_seconds: The servers decay in each period of so many seconds, counted from
             1970. None: only when they are asked to.
+        function: Your own score, in the place of the coefficients.
     """
 
     nonclick_coefficient: float = 0.1
     click_coefficient: float = 1.0
     decay: float = 1.0
     decay_every_seconds: int | None = None
+    function: ScoreFunction | None = None
 
     def __post_init__(self) -> None:
         check_number(self, "nonclick_coefficient", 0.0, MAX_NUMBER)
         check_number(self, "click_coefficient", 0.0, MAX_NUMBER)
+        self._check_function()
         check_number(self, "decay", _MIN_RATE, 1.0)
         if self.decay < 1.0 and struct.unpack("f", struct.pack("f", self.decay))[0] >= 1.0:
             raise ConfigError(
                 f"Score.decay is {self.decay!r}; allowed: 1, or less than 0.99999998, for float32 "
                 "rounds this to 1"
+            )
+        if self.decay < 1.0 and not set(self.inputs) & set(_OF_SHOW_AND_CLICK):
+            raise ConfigError(
+                f"Score.decay is {self.decay!r}; allowed: 1 with a function that uses neither show "
+                "nor click, for nothing would fade"
             )
         if self.decay_every_seconds is None:
             return
@@ -190,6 +201,39 @@ class Score:
                 f"Score.decay_every_seconds is {self.decay_every_seconds}; allowed: None with "
                 "decay 1, for nothing would fade"
             )
+
+    def _check_function(self) -> None:
+        function: object = self.function
+        if function is None:
+            return
+        if not isinstance(function, ScoreFunction):
+            raise ConfigError(f"Score.function is {function!r}; allowed: a ScoreFunction or None")
+        if self.coefficients() != Score().coefficients():
+            raise ConfigError(
+                "Score has a function and coefficients; allowed: one of the two, for the function "
+                "is the whole score"
+            )
+        _check_statistics("Score.function", function)
+
+    def coefficients(self) -> dict[str, float]:
+        """Return the coefficients by name."""
+        return {name: getattr(self, name) for name in COEFFICIENTS}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The statistics that the score depends on."""
+        return _OF_SHOW_AND_CLICK if self.function is None else self.function.statistics
+
+
+COEFFICIENTS = ("nonclick_coefficient", "click_coefficient")
+
+
+def _check_statistics(where: str, function: ScoreFunction | AdmissionFunction) -> None:
+    if not function.statistics:
+        raise ConfigError(
+            f"{where} is {function.name}; allowed: one whose result depends on last_seen, "
+            "frequency, show or click"
+        )
 
 
 @dataclass(frozen=True)
@@ -205,7 +249,8 @@ class Lifetime:
             an admission).
         expiry: Which rows an expiry removes. None: rows do not expire by themselves.
         capacity: How many rows there may be. None: no limit.
-        score: The score of a row; its defaults if something uses a score and this is None.
+        score: The score of a row, or your own function of its statistics, which is kept as
+            ``Score(function=...)``; its defaults if something uses a score and this is None.
 
     Raises:
         ConfigError: The policy contradicts itself; the message names the field and what is allowed.
@@ -215,9 +260,11 @@ class Lifetime:
     unadmitted: Unadmitted = "initial"
     expiry: Expiry | None = None
     capacity: Capacity | None = None
-    score: Score | None = None
+    score: Score | ScoreFunction | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.score, ScoreFunction):
+            object.__setattr__(self, "score", Score(function=self.score))
         self._check_types()
         if (self.admission, self.expiry, self.capacity, self.score) == (Always(), None, None, None):
             raise ConfigError(
@@ -229,9 +276,11 @@ class Lifetime:
                 "Lifetime.unadmitted is 'zeros'; allowed: 'initial' with admission Always(), where "
                 "every key that is pushed has a row"
             )
-        if self.score is None and self.keeps_show_and_click:
+        if isinstance(self.admission, AdmissionFunction):
+            _check_statistics("Lifetime.admission", self.admission)
+        if self.score is None and self.has_score:
             object.__setattr__(self, "score", Score())
-        if self.score is not None and not self.keeps_show_and_click:
+        if self.score is not None and not self.has_score:
             raise ConfigError(
                 f"Lifetime.score is {self.score!r}; allowed: None, where nothing uses a score: set "
                 "expiry.score_below, AdmitByScore or evict='lowest_score'"
@@ -250,7 +299,7 @@ class Lifetime:
             ("admission", get_args(Admission)),
             ("expiry", (Expiry, type(None))),
             ("capacity", (Capacity, type(None))),
-            ("score", (Score, type(None))),
+            ("score", (Score, ScoreFunction, type(None))),
         ):
             if not isinstance(getattr(self, name), allowed):
                 names = ", ".join(kind.__name__ for kind in allowed)
@@ -259,22 +308,16 @@ class Lifetime:
                 )
 
     @property
-    def keeps_last_seen(self) -> bool:
-        """Whether a row keeps when it was seen last."""
-        unseen = self.expiry is not None and self.expiry.unseen_seconds is not None
-        return unseen or self._evicts("least_recent")
-
-    @property
-    def keeps_frequency(self) -> bool:
-        """Whether a row keeps how many pushes named it."""
-        return self._evicts("least_frequent")
-
-    @property
-    def keeps_show_and_click(self) -> bool:
-        """Whether a row keeps its shows and clicks: whether something uses a score."""
+    def has_score(self) -> bool:
+        """Whether something uses a score."""
         expires = self.expiry is not None and self.expiry.score_below is not None
-        admits = isinstance(self.admission, AdmitByScore)
-        return expires or admits or self._evicts("lowest_score")
+        return expires or isinstance(self.admission, AdmitByScore) or self._evicts("lowest_score")
+
+    @property
+    def takes_counts(self) -> bool:
+        """Whether a push may tell of shows and clicks: rows or counters keep one of them."""
+        counted = (*self.statistics, *(self._counters or ()))
+        return any(name in counted for name in _OF_SHOW_AND_CLICK)
 
     def _evicts(self, by: Evict) -> bool:
         return self.capacity is not None and self.capacity.evict == by
@@ -285,13 +328,27 @@ class Lifetime:
 
         ``last_seen`` (seconds) and ``frequency`` are the bits of a uint32, the others float32.
         """
-        kept = (
-            ("last_seen", self.keeps_last_seen),
-            ("frequency", self.keeps_frequency),
-            ("show", self.keeps_show_and_click),
-            ("click", self.keeps_show_and_click),
-        )
-        return tuple(name for name, keeps in kept if keeps)
+        unseen = self.expiry is not None and self.expiry.unseen_seconds is not None
+        kept = {
+            "last_seen": unseen or self._evicts("least_recent"),
+            "frequency": self._evicts("least_frequent"),
+            "show": False,
+            "click": False,
+        }
+        scored = self.score.inputs if self.has_score and isinstance(self.score, Score) else ()
+        return tuple(name for name, keeps in kept.items() if keeps or name in scored)
+
+    @property
+    def _counters(self) -> tuple[str, ...] | None:
+        """What is counted of a key without a row for a score or a function; None: nothing is."""
+        if isinstance(self.admission, AdmissionFunction):
+            used = self.admission.statistics
+        elif isinstance(self.admission, AdmitByScore) and isinstance(self.score, Score):
+            used = self.score.inputs
+        else:
+            return None
+        # When it was counted last stands behind these; a row has one word at least.
+        return tuple(name for name in used if name != "last_seen") or ("frequency",)
 
     @property
     def companion_shape(self) -> tuple[int, int] | None:
@@ -299,8 +356,8 @@ class Lifetime:
 
         It is a table of its own in checkpoints, named ``<table>@admission``.
         """
-        if isinstance(self.admission, AdmitByScore):
-            return 2, 1
+        if self._counters is not None:
+            return len(self._counters), 1
         if isinstance(self.admission, AdmitAfter):
             return (1 if self.admission.filter_bytes is None else _FILTER_ELEMENTS), 1
         return None

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from backstay.errors import ConfigError
@@ -33,6 +33,7 @@ from backstay.tables.initializers import (
     Zeros,
 )
 from backstay.tables.lifetime import (
+    COEFFICIENTS,
     Admission,
     AdmitAfter,
     AdmitByScore,
@@ -44,7 +45,12 @@ from backstay.tables.lifetime import (
     Score,
 )
 from backstay.tables.optimizers import SGD, Optimizer
-from backstay.tables.user import PullFunction, UserOptimizer
+from backstay.tables.user import (
+    AdmissionFunction,
+    PullFunction,
+    ScoreFunction,
+    UserOptimizer,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
@@ -133,6 +139,7 @@ _ADMISSIONS: dict[str, Callable[..., Admission]] = {
     "after": AdmitAfter,
     "probability": AdmitWithProbability,
     "score": AdmitByScore,
+    "function": AdmissionFunction,
 }
 _JSON_NAMES: dict[Callable[..., object], str] = {
     made: name
@@ -269,9 +276,14 @@ class TableSpec:
         return () if self.lifetime is None else self.lifetime.statistics
 
     @property
-    def keeps_show_and_click(self) -> bool:
+    def takes_counts(self) -> bool:
         """Whether a push may tell of shows and clicks."""
-        return self.lifetime is not None and self.lifetime.keeps_show_and_click
+        return self.lifetime is not None and self.lifetime.takes_counts
+
+    @property
+    def has_score(self) -> bool:
+        """Whether its rows have a score."""
+        return self.lifetime is not None and self.lifetime.has_score
 
     def to_json(self) -> str:
         """Return the JSON form, every default filled in."""
@@ -337,8 +349,19 @@ def _plain_lifetime(lifetime: Lifetime) -> dict[str, Any]:
     }
     for name in _OF_LIFETIME:
         part = getattr(lifetime, name)
-        plain[name] = None if part is None else asdict(part)
+        plain[name] = None if part is None else _plain_part(part)
     return plain
+
+
+def _plain_part(part: Expiry | Capacity | Score) -> dict[str, Any]:
+    settings = {f.name: getattr(part, f.name) for f in fields(part)}
+    if isinstance(part, Score):
+        function = settings.pop("function")
+        if function is not None:
+            settings = {"function": function.to_plain()} | {
+                name: value for name, value in settings.items() if name not in COEFFICIENTS
+            }
+    return settings
 
 
 def _lifetime_of(plain: object) -> Lifetime:
@@ -348,12 +371,22 @@ def _lifetime_of(plain: object) -> Lifetime:
     for name, made in _OF_LIFETIME.items():
         if values.get(name) is not None:
             where = f"lifetime.{name}"
-            values[name] = _make(made, _object(values[name], where), where)
+            values[name] = _make(made, _part_of(_object(values[name], where), where), where)
     return _make(Lifetime, values, "lifetime")
 
 
+def _part_of(plain: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the fields of a part of a lifetime, a function read."""
+    if plain.get("function") is None:
+        return plain
+    if any(name in plain for name in COEFFICIENTS):
+        raise ConfigError(f"{where} has a function and coefficients; allowed: one of the two")
+    function = _object(plain["function"], f"{where}.function")
+    return {**plain, "function": _make(ScoreFunction, function, f"{where}.function")}
+
+
 def _to_plain(part: Kind | Initializer | Optimizer | NonFinite | Admission) -> dict[str, Any]:
-    if isinstance(part, UserOptimizer):
+    if isinstance(part, (UserOptimizer, AdmissionFunction)):
         return {_JSON_NAMES[type(part)]: part.to_plain()}
     settings = {f.name: getattr(part, f.name) for f in fields(part)}
     return {_JSON_NAMES[type(part)]: settings}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
 from backstay.errors import ConfigError
@@ -234,25 +235,36 @@ class PullFunction(_RowFunction):
 
 
 @dataclass(frozen=True)
-class ScoreFunction(_RowFunction):
-    """How much a row is worth: from its statistics to one number.
-
-    Inputs: ``time`` and ``last_seen`` in seconds, ``frequency``, ``show`` and ``click``.
-    """
-
+class _StatisticsFunction(_RowFunction):
     INPUTS: ClassVar[Mapping[str, Shape]] = _STATISTICS
-    RESULT: ClassVar[tuple[str, ValueType]] = ("score", ValueType(Shape.SCALAR))
+
+    @cached_property
+    def statistics(self) -> tuple[str, ...]:
+        """The statistics that the result depends on, in the order of a row's words."""
+        used = self.expression.inputs()
+        return tuple(name for name in _STATISTICS if name != "time" and name in used)
 
 
 @dataclass(frozen=True)
-class AdmissionFunction(_RowFunction):
-    """Whether a key gets a row: from its statistics so far to a mask, such as ``show > 3``.
+class ScoreFunction(_StatisticsFunction):
+    """How much a row is worth: from its statistics to one number, float64.
 
-    Inputs as of :class:`ScoreFunction`.
+    Inputs: ``time`` and ``last_seen`` in seconds, ``frequency``, ``show`` and ``click``. A row
+    keeps those that are used. A NaN is lower than any number.
     """
 
-    INPUTS: ClassVar[Mapping[str, Shape]] = _STATISTICS
-    RESULT: ClassVar[tuple[str, ValueType]] = ("admitted", ValueType(Shape.SCALAR, mask=True))
+    RESULT: ClassVar[tuple[str, ValueType]] = ("score", ValueType(Shape.NUMBER))
+
+
+@dataclass(frozen=True)
+class AdmissionFunction(_StatisticsFunction):
+    """Whether a key gets a row: from its statistics so far to a mask, such as ``show > 3``.
+
+    Inputs as of :class:`ScoreFunction`, each with the push that is looked at; but ``last_seen`` is
+    the push before it, 0 if there was none.
+    """
+
+    RESULT: ClassVar[tuple[str, ValueType]] = ("admitted", ValueType(Shape.NUMBER, mask=True))
 
 
 def _check_function(owner: UserOptimizer | _RowFunction, taken: Sequence[str]) -> None:

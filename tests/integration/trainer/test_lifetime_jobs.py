@@ -30,13 +30,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from backstay.tables import Expiry, Lifetime, Normal, Score
+from backstay.tables import Expiry, Lifetime, Normal, Score, ScoreFunction
 from backstay.trainer.torch import Embedding
 
-LIFETIME = Lifetime(
-    expiry=Expiry(score_below={below}),
-    score=Score(nonclick_coefficient=1.0, click_coefficient=1.0, decay=0.5),
-)
+
+def examples(show, click):
+    return (show - click) + click
+
+
+LIFETIME = Lifetime(expiry=Expiry(score_below={below}), score=Score({score}, decay=0.5))
 
 
 class Clicks(nn.Module):
@@ -73,6 +75,10 @@ def clicks(labels):
 """
 
 
+BUILT_IN = "nonclick_coefficient=1.0, click_coefficient=1.0"
+OWN = "function=ScoreFunction.of(examples)"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
@@ -86,9 +92,11 @@ def cluster(folder: Path) -> Iterator[LocalCluster]:
         yield running
 
 
-def job(folder: Path, name: str, mode: ModeSpec, lifetime: LifetimeSpec) -> JobSpec:
+def job(
+    folder: Path, name: str, mode: ModeSpec, lifetime: LifetimeSpec, score: str = BUILT_IN
+) -> JobSpec:
     model = folder / "model.py"
-    model.write_text(MODEL.format(below=KEPT / 2), encoding="utf-8")
+    model.write_text(MODEL.format(below=KEPT / 2, score=score), encoding="utf-8")
     return JobSpec(
         name=name,
         model=str(model),
@@ -123,11 +131,16 @@ def saved_rows(folder: Path, table: str) -> dict[int, tuple[float, float]]:
         return found
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
+@pytest.mark.parametrize(
+    ("mode", "score"),
+    [("async", BUILT_IN), ("sync", BUILT_IN), ("geo", BUILT_IN), ("async", OWN)],
+    ids=["async", "sync", "geo", "own score"],
+)
 def test_shows_and_decays_count_once_though_the_job_master_dies(
-    cluster: LocalCluster, folder: Path, tmp_path: Path, mode: str
+    cluster: LocalCluster, folder: Path, tmp_path: Path, mode: str, score: str
 ) -> None:
-    spec = job(tmp_path, f"lives-{mode}", ModeSpec(kind=mode), LifetimeSpec())
+    name = f"lives-{mode}-{'own' if score == OWN else 'built-in'}"
+    spec = job(tmp_path, name, ModeSpec(kind=mode), LifetimeSpec(), score)
     with JobProcesses(cluster, spec, tmp_path) as running:
         for worker in ("w1", "w2"):
             running.start_worker(worker)

@@ -13,7 +13,15 @@ from backstay.checkpoint.export_reader import Export
 from backstay.checkpoint.statistics import scores_of, statistics_of
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import InvalidRequest
-from backstay.tables import Adam, Capacity, Expiry, Lifetime, Score, TableSpec
+from backstay.tables import (
+    Adam,
+    Capacity,
+    Expiry,
+    Lifetime,
+    Score,
+    ScoreFunction,
+    TableSpec,
+)
 from tests.unit.checkpoint_files import FULL, Content, make_checkpoint
 
 SCORED = TableSpec.sparse(
@@ -27,6 +35,14 @@ SCORED = TableSpec.sparse(
     ),
 )
 PLAIN = TableSpec.sparse("ads/plain", 2)
+RECENT = TableSpec.sparse(
+    "ads/recent",
+    2,
+    lifetime=Lifetime(
+        expiry=Expiry(score_below=0.5),
+        score=ScoreFunction.of(lambda time, last_seen, show: show - (time - last_seen)),
+    ),
+)
 
 
 def state_of(spec: TableSpec, *rows: tuple[int, int, float, float]) -> np.ndarray:
@@ -47,14 +63,22 @@ def test_statistics_are_the_last_columns_with_their_own_types() -> None:
     assert kept["frequency"].tolist() == [3, 1]
     assert kept["show"].tolist() == [4.0, 0.0]
     assert kept["click"].tolist() == [1.5, 0.0]
-    assert scores_of(SCORED, state).tolist() == [0.5 * 2.5 + 2.0 * 1.5, 0.0]
+    assert scores_of(SCORED, state, 0).tolist() == [0.5 * 2.5 + 2.0 * 1.5, 0.0]
+
+
+def test_a_score_of_ones_own_is_of_the_time_given() -> None:
+    state = np.zeros((2, RECENT.state_elements), np.float32)
+    state[:, -2] = np.array([100, 104], np.uint32).view(np.float32)
+    state[:, -1] = 9.0, 2.0
+    assert scores_of(RECENT, state, 105).tolist() == [4.0, 1.0]
+    assert scores_of(RECENT, state, 108).tolist() == [1.0, -2.0]
 
 
 def test_a_table_without_statistics_has_none_and_no_score() -> None:
     state = np.zeros((2, PLAIN.state_elements), np.float32)
     assert statistics_of(PLAIN, state) == {}
-    with pytest.raises(InvalidRequest, match="ads/plain keeps no shows"):
-        scores_of(PLAIN, state)
+    with pytest.raises(InvalidRequest, match="ads/plain have no score"):
+        scores_of(PLAIN, state, 0)
     with pytest.raises(InvalidRequest, match="ads/scored has the shape"):
         statistics_of(SCORED, state)
 

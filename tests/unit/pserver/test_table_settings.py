@@ -22,11 +22,13 @@ from backstay.pserver.tables.settings import settings_changed, with_assignments
 from backstay.tables import (
     SGD,
     Adam,
+    AdmissionFunction,
     Capacity,
     Expiry,
     Lifetime,
     Optimizer,
     RMSProp,
+    ScoreFunction,
     TableSpec,
 )
 from tests.memory_store import MemoryStore
@@ -137,6 +139,22 @@ def test_a_lifetime_that_is_not_there_cannot_be_set() -> None:
 def test_what_statistics_are_made_for_is_refused(name: str) -> None:
     with pytest.raises(TableConflict, match="its rows are made for it"):
         with_assignments(lifetime(), {name: 1})
+
+
+def test_the_settings_of_a_lifetimes_functions_are_refused_by_name() -> None:
+    score = ScoreFunction.of(lambda show, *, day: show / day, day=2.0)
+    admission = AdmissionFunction.of(lambda frequency, *, least=3: frequency >= least)
+    made = Lifetime(admission, expiry=Expiry(score_below=0.5), score=score)
+    before = _native.canonical_table(TableSpec.sparse("emb", 4, lifetime=made).to_json())
+    for name in ("score.day", "admission.least"):
+        with pytest.raises(TableConflict, match=f"{name} of table 'emb' cannot be changed"):
+            with_assignments(before, {name: 1})
+    for name in ("score.function", "admission.function"):
+        with pytest.raises(TableConflict, match="its rows are made for it"):
+            with_assignments(before, {name: 1})
+    changed = with_assignments(before, {"score.decay": 0.5})
+    assert settings_changed(before, changed) == ("score.decay: 1.0 -> 0.5",)
+    assert json.loads(_native.table_with_settings(before, changed)) == json.loads(changed)
 
 
 # -- one record, several nodes -------------------------------------------------------------

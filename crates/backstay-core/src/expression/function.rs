@@ -62,6 +62,32 @@ pub trait FunctionKind {
     const RESULT: (&'static str, Type);
 }
 
+/// A kind whose inputs are the time and the statistics of a row.
+pub trait OfStatistics: FunctionKind {}
+
+/// A statistic of a row, as an input of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistic {
+    /// When it was pushed last, in seconds.
+    LastSeen,
+    /// How often it was pushed.
+    Frequency,
+    /// Its shows, decayed.
+    Show,
+    /// Its clicks, decayed.
+    Click,
+}
+
+impl Statistic {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::LastSeen, Self::Frequency, Self::Show, Self::Click];
+
+    /// Its number among the inputs: the time is the first.
+    fn input(self) -> usize {
+        1 + self as usize
+    }
+}
+
 /// What a pull returns in the place of a row's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pull;
@@ -98,35 +124,29 @@ impl FunctionKind for Score {
     const RESULT: (&'static str, Type) = (
         "score",
         Type {
-            shape: Shape::Scalar,
+            shape: Shape::Number,
             mask: false,
         },
     );
 }
+
+impl OfStatistics for Score {}
 
 impl FunctionKind for Admission {
     const INPUTS: &'static [(&'static str, Shape)] = STATISTICS;
     const RESULT: (&'static str, Type) = (
         "admitted",
         Type {
-            shape: Shape::Scalar,
+            shape: Shape::Number,
             mask: true,
         },
     );
 }
 
-/// The statistics of one row, or of a key that has none yet.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct RowContext {
-    /// When it was pushed last, in seconds.
-    pub last_seen: f64,
-    /// How often it was pushed.
-    pub frequency: f64,
-    /// Its shows, decayed.
-    pub show: f64,
-    /// Its clicks, decayed.
-    pub click: f64,
-}
+impl OfStatistics for Admission {}
+
+/// The statistics of one row, or of a key that has none yet; as in [`Statistic::ALL`].
+pub type StatisticsOfRow = [f64; Statistic::ALL.len()];
 
 /// The JSON form of a [`Function`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -146,7 +166,7 @@ struct FunctionJson {
     bound = "K: FunctionKind + Clone"
 )]
 pub struct Function<K> {
-    json: FunctionJson,
+    json: Arc<FunctionJson>,
     program: Arc<Program>,
     kind: PhantomData<K>,
 }
@@ -182,7 +202,7 @@ impl<K: FunctionKind> TryFrom<FunctionJson> for Function<K> {
             }
         })?;
         Ok(Self {
-            json,
+            json: Arc::new(json),
             program: Arc::new(program),
             kind: PhantomData,
         })
@@ -191,7 +211,7 @@ impl<K: FunctionKind> TryFrom<FunctionJson> for Function<K> {
 
 impl<K> From<Function<K>> for FunctionJson {
     fn from(function: Function<K>) -> Self {
-        function.json
+        Arc::unwrap_or_clone(function.json)
     }
 }
 
@@ -283,44 +303,59 @@ impl Function<Pull> {
     }
 }
 
-impl Function<Score> {
-    /// The score of each row at a time in seconds.
-    pub fn scores(&self, time: f64, rows: &[RowContext], out: &mut [f32]) {
-        self.of_statistics(time, rows, |at, result| out[at] = result);
+impl<K: OfStatistics> Function<K> {
+    /// Whether its result depends on a statistic.
+    pub fn uses(&self, statistic: Statistic) -> bool {
+        self.program.uses(statistic.input())
+    }
+
+    /// Whether its result depends on a statistic at all.
+    pub fn uses_any(&self) -> bool {
+        Statistic::ALL.into_iter().any(|one| self.uses(one))
+    }
+
+    /// Begin to work on so many rows at a time in seconds.
+    pub fn begin_rows(&self, time: u32, rows: usize) -> RowBatch<'_> {
+        RowBatch {
+            evaluation: self.begin(1, rows, &[f64::from(time)]),
+            rows: 0,
+        }
     }
 }
 
-impl Function<Admission> {
-    /// Whether each key gets a row, at a time in seconds.
-    pub fn admitted(&self, time: f64, rows: &[RowContext], out: &mut [bool]) {
-        self.of_statistics(time, rows, |at, result| out[at] = result != 0.0);
-    }
+/// Rows on their way through a function of their statistics: add some, run, read; then again.
+pub struct RowBatch<'f> {
+    evaluation: Evaluation<'f>,
+    /// Those that were added since the last run.
+    rows: usize,
 }
 
-impl<K> Function<K> {
-    /// Run over rows of which the statistics are the inputs, as in [`STATISTICS`].
-    fn of_statistics(&self, time: f64, rows: &[RowContext], mut take: impl FnMut(usize, f32)) {
-        let fields: [fn(&RowContext) -> f64; 4] = [
-            |row| row.last_seen,
-            |row| row.frequency,
-            |row| row.show,
-            |row| row.click,
-        ];
-        let mut evaluation = self.begin(1, rows.len(), &[time]);
-        let most = evaluation.rows();
-        for (block, rows) in rows.chunks(most).enumerate() {
-            for (at, field) in fields.iter().enumerate() {
-                if let Some(input) = evaluation.wide_input(at + 1) {
-                    for (input, row) in input.iter_mut().zip(rows) {
-                        *input = field(row);
-                    }
-                }
-            }
-            evaluation.run(rows.len(), &[]);
-            let results = &evaluation.result(0)[..rows.len()];
-            for (at, &result) in results.iter().enumerate() {
-                take(block * most + at, result);
+impl RowBatch<'_> {
+    /// The most rows of a run.
+    pub fn most(&self) -> usize {
+        self.evaluation.rows()
+    }
+
+    /// Rows that were added since the last run.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Add a row to the next run.
+    #[inline]
+    pub fn add(&mut self, row: &StatisticsOfRow) {
+        for statistic in Statistic::ALL {
+            if let Some(input) = self.evaluation.wide_input(statistic.input()) {
+                input[self.rows] = row[statistic as usize];
             }
         }
+        self.rows += 1;
+    }
+
+    /// The result of each row, in the order in which they were added. A mask is 1 where it holds.
+    pub fn run(&mut self) -> &[f64] {
+        let rows = std::mem::take(&mut self.rows);
+        self.evaluation.run(rows, &[]);
+        &self.evaluation.wide_result(0)[..rows]
     }
 }

@@ -21,8 +21,8 @@ pub use check::{
     MAX_NODES, MAX_ROW_BYTES,
 };
 pub use function::{
-    check_names, check_number, Admission, Function, FunctionError, FunctionKind, Pull, RowContext,
-    Score, MAX_SETTINGS,
+    check_names, check_number, Admission, Function, FunctionError, FunctionKind, OfStatistics,
+    Pull, RowBatch, Score, Statistic, StatisticsOfRow, MAX_SETTINGS,
 };
 pub use node::{Expression, Node, NodeId};
 pub use program::{Evaluation, Program};

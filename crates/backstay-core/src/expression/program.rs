@@ -114,14 +114,15 @@ impl Program {
         lowering.results = results
             .filter_map(|(&node, (_, wanted))| {
                 let place = lowering.places[node as usize]?;
-                let place = lowering.narrowed(place, wanted.shape == Shape::Vector);
-                if place.bank == Bank::Narrow {
-                    return Some(place);
-                }
-                Some(lowering.push(Operation::Repeat, &[place], Shape::Vector))
+                Some(lowering.result(place, wanted.shape))
             })
             .collect();
         Ok(lowering.finish())
+    }
+
+    /// Whether a result depends on an input; its number is that of the signature.
+    pub fn uses(&self, input: usize) -> bool {
+        self.inputs[input].is_some()
     }
 
     /// Refuse rows for which it would take too much memory.
@@ -204,8 +205,10 @@ impl Evaluation<'_> {
             self.step(step, rows, outside);
         }
         for place in &self.program.results {
-            let n = self.count(*place, rows);
-            kernels::canonicalize(&mut self.narrow[place.register()][..n]);
+            if place.bank == Bank::Narrow {
+                let n = self.count(*place, rows);
+                kernels::canonicalize(&mut self.narrow[place.register()][..n]);
+            }
         }
     }
 
@@ -213,6 +216,13 @@ impl Evaluation<'_> {
     #[inline]
     pub fn result(&self, result: usize) -> &[f32] {
         &self.narrow[self.program.results[result].register()]
+    }
+
+    /// The same for a result of [`Shape::Number`], one value a row. A NaN may have any bits: it is not
+    /// to be stored.
+    #[inline]
+    pub fn wide_result(&self, result: usize) -> &[f64] {
+        &self.wide[self.program.results[result].register()]
     }
 
     fn count(&self, place: Place, rows: usize) -> usize {
@@ -230,7 +240,10 @@ impl Evaluation<'_> {
             let [a, b, c] = step.arguments;
             let argument = |place| self.wide_argument(place, n);
             let arguments = [argument(a), argument(b), argument(c)];
-            kernels::compute_wide(step.operation, arguments, &mut out[..n]);
+            match (step.operation, arguments[0]) {
+                (Operation::Repeat, Argument::One(value)) => out[..n].fill(value),
+                _ => kernels::compute_wide(step.operation, arguments, &mut out[..n]),
+            }
             self.wide[step.out.register()] = out;
             return;
         }
@@ -405,6 +418,22 @@ impl Lowering {
         Some(self.push(operation, &places, shape))
     }
 
+    /// A value in the form of a result.
+    fn result(&mut self, place: Place, shape: Shape) -> Place {
+        if shape == Shape::Number {
+            // What is checked has no later shape.
+            return match place.bank {
+                Bank::Wide => place,
+                _ => self.push(Operation::Repeat, &[place], shape),
+            };
+        }
+        let place = self.narrowed(place, shape == Shape::Vector);
+        if place.bank == Bank::Narrow {
+            return place;
+        }
+        self.push(Operation::Repeat, &[place], Shape::Vector)
+    }
+
     /// A value as float32 of each row, or of each element.
     fn narrowed(&mut self, place: Place, vector: bool) -> Place {
         let shape = if vector { Shape::Vector } else { Shape::Scalar };
@@ -436,7 +465,7 @@ impl Lowering {
         let known = steps.iter().find(|known| {
             operation == Operation::Repeat
                 && (known.operation, known.arguments) == (operation, step.arguments)
-                && known.out.vector == step.out.vector
+                && (known.out.bank, known.out.vector) == (step.out.bank, step.out.vector)
         });
         if let Some(known) = known {
             return known.out;

@@ -72,23 +72,56 @@ fn default_learning_rate() -> f64 {
 ///
 /// The function is the table's for its whole life: rows have its states, and a replica may have to
 /// apply what an older master took on. Learning rate and settings may change.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "UserJson", into = "UserJson")]
 pub struct User {
-    json: UserJson,
-    program: Arc<Program>,
+    rule: Arc<Rule>,
+    /// See [`User::numbers`].
+    numbers: [f64; 1 + MAX_SETTINGS],
+}
+
+/// What all [`User`]s of one function share: each transaction has one of its own, with its settings.
+#[derive(Debug)]
+struct Rule {
+    name: String,
+    /// Names of the settings, in the order of their numbers.
+    settings: Vec<String>,
+    states: Vec<UserState>,
+    expression: Expression,
+    program: Program,
     fingerprint: u64,
 }
 
-impl PartialEq for User {
+impl PartialEq for Rule {
     fn eq(&self, other: &Self) -> bool {
-        self.json == other.json
+        let all = |one: &Self| {
+            (&one.name, &one.settings, &one.states, &one.expression)
+                == (
+                    &other.name,
+                    &other.settings,
+                    &other.states,
+                    &other.expression,
+                )
+        };
+        std::ptr::eq(self, other) || all(self)
     }
 }
 
 impl From<User> for UserJson {
     fn from(user: User) -> Self {
-        user.json
+        let (rule, numbers) = (&user.rule, user.numbers);
+        let settings = rule
+            .settings
+            .iter()
+            .cloned()
+            .zip(numbers[1..].iter().copied());
+        Self {
+            name: rule.name.clone(),
+            learning_rate: numbers[0],
+            settings: settings.collect(),
+            states: rule.states.clone(),
+            expression: rule.expression.clone(),
+        }
     }
 }
 
@@ -120,10 +153,22 @@ impl TryFrom<UserJson> for User {
             &json.expression,
         );
         let text = serde_json::to_string(&fixed).unwrap_or_default();
-        Ok(Self {
+        let mut numbers = [0.0; 1 + MAX_SETTINGS];
+        let all = std::iter::once(&json.learning_rate).chain(json.settings.values());
+        for (number, &value) in numbers.iter_mut().zip(all) {
+            *number = value;
+        }
+        let rule = Rule {
             fingerprint: table_id(&text) >> 16,
-            program: Arc::new(program),
-            json,
+            program,
+            name: json.name,
+            settings: json.settings.into_keys().collect(),
+            states: json.states,
+            expression: json.expression,
+        };
+        Ok(Self {
+            rule: Arc::new(rule),
+            numbers,
         })
     }
 }
@@ -177,53 +222,45 @@ impl Per {
 impl User {
     /// The name that its user gave it.
     pub fn name(&self) -> &str {
-        &self.json.name
+        &self.rule.name
     }
 
     /// A number for its states, the names of its settings and its expression.
     pub fn fingerprint(&self) -> u64 {
-        self.fingerprint
+        self.rule.fingerprint
     }
 
     /// The learning rate, the settings in the order of their names, then zeros.
     pub fn numbers(&self) -> [f64; 1 + MAX_SETTINGS] {
-        let mut numbers = [0.0; 1 + MAX_SETTINGS];
-        let all = std::iter::once(&self.json.learning_rate).chain(self.json.settings.values());
-        for (number, &value) in numbers.iter_mut().zip(all) {
-            *number = value;
-        }
-        numbers
+        self.numbers
     }
 
     /// The same function with other [`Self::numbers`].
     #[must_use]
     pub fn with_numbers(&self, numbers: &[f64; 1 + MAX_SETTINGS]) -> Self {
         let mut other = self.clone();
-        let json = &mut other.json;
-        let all = std::iter::once(&mut json.learning_rate).chain(json.settings.values_mut());
-        for (value, &number) in all.zip(numbers) {
-            *value = number;
-        }
+        let kept = 1 + self.rule.settings.len();
+        other.numbers[..kept].copy_from_slice(&numbers[..kept]);
         other
     }
 
     /// The same function with the settings of another one, if that has settings of the same names.
     #[must_use]
     pub fn with_settings_of(&self, other: &Self) -> Self {
-        let mut changed = self.clone();
-        if self.json.settings.keys().eq(other.json.settings.keys()) {
-            changed.json.settings.clone_from(&other.json.settings);
-            changed.json.learning_rate = other.json.learning_rate;
+        if self.rule.settings == other.rule.settings {
+            self.with_numbers(&other.numbers)
+        } else {
+            self.clone()
         }
-        changed
     }
 
     /// Refuse rows for which it would take too much memory.
     pub fn check_elements(&self, row_elements: usize) -> Result<(), FunctionError> {
-        self.program
+        let rule = &self.rule;
+        rule.program
             .check_elements(row_elements)
             .map_err(|error| FunctionError::Expression {
-                name: self.json.name.clone(),
+                name: rule.name.clone(),
                 error,
             })
     }
@@ -235,22 +272,24 @@ impl User {
         rows: usize,
         learning_rate_scale: f32,
     ) -> UserBatch<'_> {
-        let rate = self.json.learning_rate * f64::from(learning_rate_scale);
-        let settings = self.json.settings.values().copied();
-        let given: Vec<f64> = std::iter::once(rate).chain(settings).collect();
+        let rule = &self.rule;
+        let mut given = self.numbers;
+        given[0] *= f64::from(learning_rate_scale);
         let mut fields = vec![Field {
             offset: 0,
             values: row_elements,
         }];
         let mut offset = 0;
-        for state in &self.json.states {
+        for state in &rule.states {
             let values = state.per.words(row_elements);
             fields.push(Field { offset, values });
             offset += values;
         }
         UserBatch {
             fields,
-            evaluation: self.program.begin(row_elements, rows, &given),
+            evaluation: rule
+                .program
+                .begin(row_elements, rows, &given[..=rule.settings.len()]),
         }
     }
 }
@@ -300,16 +339,13 @@ impl UserBatch<'_> {
 /// One row at a time, for few rows; [`crate::table`] works on blocks of rows.
 impl RowOptimizer for User {
     fn state_elements(&self, row_elements: usize) -> usize {
-        let words = self
-            .json
-            .states
-            .iter()
-            .map(|state| state.per.words(row_elements));
+        let states = self.rule.states.iter();
+        let words = states.map(|state| state.per.words(row_elements));
         words.sum()
     }
 
     fn init_state(&self, state: &mut [f32]) {
-        let states = &self.json.states;
+        let states = &self.rule.states;
         let rows = states.iter().filter(|one| one.per == Per::Row).count();
         // States for each element share what those for the row leave.
         let elements = (state.len() - rows) / (states.len() - rows).max(1);

@@ -6,10 +6,11 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::lifetime::{
-    Admission, Capacity, Expiry, Lifetime, Score, Unadmitted, FILTER_BLOCK_BYTES, MIN_SHARE,
+    Admission, Capacity, Expiry, Lifetime, Score, ScoreRule, Unadmitted, FILTER_BLOCK_BYTES,
+    MIN_SHARE,
 };
 use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
-use crate::expression::FunctionError;
+use crate::expression::{Function, FunctionError, OfStatistics, Statistic};
 use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
 
 /// Longest JSON text of one description.
@@ -121,8 +122,8 @@ impl TableSpec {
         let capacity = lifetime
             .capacity
             .map_or((None, None), |one| (one.rows, one.bytes));
-        let filter = match lifetime.admission {
-            Admission::After { filter_bytes, .. } => filter_bytes,
+        let filter = match &lifetime.admission {
+            Admission::After { filter_bytes, .. } => *filter_bytes,
             _ => None,
         };
         let filter_least = FILTER_BLOCK_BYTES * u64::from(slots);
@@ -279,7 +280,7 @@ impl Checker<'_> {
         if let Some(capacity) = &lifetime.capacity {
             self.capacity(*capacity)?;
         }
-        match (&lifetime.score, lifetime.keeps_show_and_click()) {
+        match (&lifetime.score, lifetime.uses_score()) {
             (Some(score), true) => self.score(score)?,
             (Some(_), false) => {
                 let allowed = "null, where nothing uses a score: set expiry.score_below, admission.score or evict lowest_score";
@@ -288,8 +289,8 @@ impl Checker<'_> {
             (None, _) => {}
         }
         let below = lifetime.expiry.and_then(|expiry| expiry.score_below);
-        match (lifetime.admission, below) {
-            (Admission::Score { at_least }, Some(below)) if below > at_least => {
+        match (&lifetime.admission, below) {
+            (&Admission::Score { at_least }, Some(below)) if below > at_least => {
                 let allowed = format!(
                     "at most lifetime.admission.score.at_least ({at_least:?}): a row would expire as it is admitted"
                 );
@@ -300,14 +301,14 @@ impl Checker<'_> {
     }
 
     fn admission(&self, lifetime: &Lifetime) -> Result<(), SpecError> {
-        match lifetime.admission {
+        match &lifetime.admission {
             Admission::Always if lifetime.unadmitted == Unadmitted::Zeros => {
                 let allowed =
                     "\"initial\" with admission \"always\": every key that is pushed has a row";
                 Err(self.refuse("lifetime.unadmitted", &"\"zeros\"", &allowed))
             }
             Admission::Always => Ok(()),
-            Admission::After {
+            &Admission::After {
                 occurrences,
                 filter_bytes,
             } => {
@@ -322,15 +323,30 @@ impl Checker<'_> {
                     self.whole(FILTER_BYTES, bytes, (65_536, 1 << 40))
                 })
             }
-            Admission::Probability { probability } => {
+            &Admission::Probability { probability } => {
                 let field = "lifetime.admission.probability.probability";
                 self.number(field, probability, MIN_RATE, 1.0 - f64::EPSILON / 2.0)
             }
-            Admission::Score { at_least } => {
+            &Admission::Score { at_least } => {
                 let field = "lifetime.admission.score.at_least";
                 self.number(field, at_least, MIN_EPSILON, MAX_NUMBER)
             }
+            Admission::Function(function) => {
+                self.of_statistics("lifetime.admission.function", function)
+            }
         }
+    }
+
+    fn of_statistics<K: OfStatistics>(
+        &self,
+        field: &str,
+        function: &Function<K>,
+    ) -> Result<(), SpecError> {
+        if function.uses_any() {
+            return Ok(());
+        }
+        let allowed = "one whose result depends on last_seen, frequency, show or click";
+        Err(self.refuse(field, &function.name(), &allowed))
     }
 
     fn expiry(&self, expiry: &Expiry) -> Result<(), SpecError> {
@@ -371,12 +387,23 @@ impl Checker<'_> {
     }
 
     fn score(&self, score: &Score) -> Result<(), SpecError> {
-        let coefficients = [
-            ("nonclick_coefficient", score.nonclick_coefficient),
-            ("click_coefficient", score.click_coefficient),
-        ];
-        for (field, value) in coefficients {
-            self.number(&format!("lifetime.score.{field}"), value, 0.0, MAX_NUMBER)?;
+        match &score.rule {
+            ScoreRule::ShowClick(rule) => {
+                for (field, value) in [
+                    ("nonclick_coefficient", rule.nonclick_coefficient),
+                    ("click_coefficient", rule.click_coefficient),
+                ] {
+                    self.number(&format!("lifetime.score.{field}"), value, 0.0, MAX_NUMBER)?;
+                }
+            }
+            ScoreRule::Function(function) => {
+                self.of_statistics("lifetime.score.function", function)?;
+            }
+        }
+        let fades = [Statistic::Show, Statistic::Click];
+        if score.decay < 1.0 && !fades.into_iter().any(|one| score.rule.uses(one)) {
+            let allowed = "1 with a function that uses neither show nor click: nothing would fade";
+            return Err(self.refuse("lifetime.score.decay", &score.decay, &allowed));
         }
         self.number("lifetime.score.decay", score.decay, MIN_RATE, 1.0)?;
         if score.decay < 1.0 && score.decay as f32 >= 1.0 {

@@ -69,6 +69,83 @@ fn defaults_are_filled_in() {
     );
 }
 
+/// As releases before user functions wrote it: their checkpoints and records are compared with it.
+#[test]
+fn a_lifetime_without_functions_is_written_as_ever() {
+    let given = r#"{"admission": {"score": {"at_least": 2}}, "expiry": {"score_below": 0.5}}"#;
+    let canonical = read("lifetime", given).canonical_json();
+    let wanted = concat!(
+        r#""lifetime":{"admission":{"score":{"at_least":2.0}},"unadmitted":"initial","#,
+        r#""expiry":{"unseen_seconds":null,"score_below":0.5,"norm_below":null,"every_seconds":null},"#,
+        r#""capacity":null,"score":{"nonclick_coefficient":0.1,"click_coefficient":1.0,"#,
+        r#""decay":1.0,"decay_every_seconds":null}}}"#
+    );
+    assert!(canonical.ends_with(wanted), "{canonical}");
+    assert_eq!(
+        TableSpec::from_json(&canonical).unwrap().canonical_json(),
+        canonical
+    );
+    let plain = read("lifetime", r#"{"expiry": {"norm_below": 1}}"#).canonical_json();
+    assert!(
+        plain.ends_with(r#""capacity":null,"score":null}}"#),
+        "{plain}"
+    );
+}
+
+#[test]
+fn functions_of_a_lifetime_suit_it() {
+    let function = |nodes: &str| {
+        let result = nodes.matches('{').count() - 1;
+        format!(r#"{{"name": "f", "expression": {{"nodes": [{nodes}], "results": [{result}]}}}}"#)
+    };
+    let expiry = r#""expiry": {"score_below": 1}"#;
+    let with_score = |score: &str| format!(r#"{{{expiry}, "score": {{{score}}}}}"#);
+    let seen = function(r#"{"input": "last_seen"}"#);
+    let scored = with_score(&format!(r#""function": {seen}"#));
+    let canonical = read("lifetime", &scored).canonical_json();
+    assert!(canonical
+        .contains(r#""score":{"decay":1.0,"decay_every_seconds":null,"function":{"name":"f","#));
+    assert_eq!(
+        TableSpec::from_json(&canonical).unwrap().canonical_json(),
+        canonical
+    );
+    let mask = r#"{"input": "time"}, {"constant": 1}, {"greater": [0, 1]}"#;
+    let time = function(r#"{"input": "time"}"#);
+    for (lifetime, reason) in [
+        (
+            with_score(&format!(r#""function": {seen}, "decay": 0.5"#)),
+            "lifetime.score.decay is 0.5",
+        ),
+        (
+            with_score(&format!(r#""function": {seen}, "click_coefficient": 1"#)),
+            "one of the two",
+        ),
+        (
+            with_score(&format!(r#""function": {time}"#)),
+            "lifetime.score.function is f; allowed",
+        ),
+        (
+            with_score(&format!(r#""function": {}"#, function(mask))),
+            "a mask",
+        ),
+        (
+            format!(r#"{{"admission": {{"function": {}}}}}"#, function(mask)),
+            "lifetime.admission.function is f",
+        ),
+        (
+            format!(r#"{{"admission": {{"function": {seen}}}}}"#),
+            "a mask for the row",
+        ),
+        (
+            format!(r#"{{"expiry": {{"norm_below": 1}}, "score": {{"function": {seen}}}}}"#),
+            "lifetime.score is set",
+        ),
+    ] {
+        let refused = refusal("lifetime", &lifetime);
+        assert!(refused.contains(reason), "{refused}");
+    }
+}
+
 #[test]
 fn the_canonical_form_is_a_fixed_point() {
     for (part, value) in [

@@ -1,32 +1,22 @@
-//! Rows that come and go: admission, statistics, expiry, decay and eviction of a table's rows.
+//! Changes of a table with a lifetime: rows that come by pushes, their statistics and their decay.
 //!
-//! What is counted of keys without a row lies in a table of its own, the **companion**, which the
-//! engine keeps beside the table: so copies, digests, checkpoints and the resize carry it as they
-//! carry rows. It has one of three forms: a row with the count of each key; a row with the shows and
-//! clicks of each key; or blocks of a counting Bloom filter. See docs/adr/0013.
+//! `companion` counts keys without a row, `expiry` has the rows that go. See docs/adr/0013.
 
+use super::companion::{Counters, Judge};
 use super::user_update::Met;
 use super::{Place, Table, BLOCK};
 use crate::error::Refusal;
-use crate::expression::Program;
+use crate::expression::{Program, Statistic};
 use crate::hash::{mix64, table_id, SlotSpace};
-use crate::life::{self, Eviction, Gone, Seen, SlotPart, Statistics, Thresholds};
-use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, Sgd, User};
-use crate::spec::lifetime::{Admission, Evict, Expiry, Lifetime, Unadmitted, FILTER_BLOCK_BYTES};
-use crate::spec::{Initializer, NonFinitePolicy, Storage, TableKind, TableSpec};
+use crate::life::{self, Gone, Seen, SlotPart, Statistics};
+use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, User};
+use crate::spec::lifetime::{
+    Admission, Evict, Lifetime, ScoreRule, Unadmitted, FILTER_BLOCK_BYTES,
+};
+use crate::spec::TableSpec;
 use crate::storage;
 use crate::stream::TransactionId;
 use crate::transaction::Change;
-
-/// What stands behind a table's name in its companion's; no name of a user's table has it.
-pub const COMPANION_SUFFIX: &str = "@admission";
-
-/// Words of a block of the Bloom filter: 256 bytes, of which a key uses 64.
-const BLOCK_WORDS: u64 = 64;
-/// Counters of a key, and the most that one holds. It has seven bits in a byte, so that the words
-/// are finite as floats.
-const CELLS: u32 = 3;
-const CELL_MAX: u8 = 126;
 
 /// What a transaction tells all its rows.
 #[derive(Debug, Clone, Copy)]
@@ -41,69 +31,34 @@ pub(crate) struct Moment {
 #[derive(Debug, Clone)]
 pub(super) struct Live {
     pub(super) statistics: Statistics,
-    admission: Admission,
+    pub(super) admission: Admission,
     unadmitted: Unadmitted,
-    eviction: Eviction,
+    pub(super) evict: Evict,
+    /// If something uses one.
+    pub(super) score: Option<ScoreRule>,
     companion: Option<u64>,
+    /// Of the companion, if a score or a function admits.
+    pub(super) counters: Option<Counters>,
     /// Blocks of the Bloom filter in each slot.
-    blocks: u64,
+    pub(super) blocks: u64,
 }
 
 impl Live {
     pub(super) fn new(spec: &TableSpec, lifetime: &Lifetime, space: SlotSpace) -> Self {
-        let bytes = match lifetime.admission {
+        let bytes = match &lifetime.admission {
             Admission::After { filter_bytes, .. } => filter_bytes.unwrap_or(0),
             _ => 0,
         };
         Self {
             statistics: Statistics::of(lifetime),
-            admission: lifetime.admission,
+            admission: lifetime.admission.clone(),
             unadmitted: lifetime.unadmitted,
-            eviction: Eviction {
-                evict: lifetime.capacity.map_or(Evict::default(), |one| one.evict),
-                rule: lifetime.score.unwrap_or_default(),
-            },
+            evict: lifetime.capacity.map_or(Evict::default(), |one| one.evict),
+            score: lifetime.score_rule(),
             companion: spec.companion().map(|one| table_id(&one.name)),
+            counters: Counters::of(lifetime),
             blocks: bytes / u64::from(space.count()) / FILTER_BLOCK_BYTES,
         }
-    }
-}
-
-impl TableSpec {
-    /// The table beside this one that holds what is counted of keys without a row, if its admission
-    /// counts.
-    pub fn companion(&self) -> Option<Self> {
-        let dim = match self.lifetime.as_ref()?.admission {
-            Admission::Always | Admission::Probability { .. } => return None,
-            Admission::After {
-                filter_bytes: None, ..
-            } => 1,
-            Admission::After { .. } => BLOCK_WORDS,
-            Admission::Score { .. } => 2,
-        };
-        Some(Self {
-            name: format!("{}{COMPANION_SUFFIX}", self.name),
-            kind: TableKind::Sparse { dim },
-            storage: Storage::Float32,
-            initializer: Initializer::Zeros {},
-            seed: 0,
-            optimizer: Optimizer::Sgd(Sgd { learning_rate: 0.0 }),
-            non_finite: NonFinitePolicy::Refuse,
-            // So that a counter knows when it was used last.
-            pull: None,
-            lifetime: Some(Lifetime {
-                expiry: Some(Expiry {
-                    unseen_seconds: Some(u32::MAX),
-                    ..Expiry::default()
-                }),
-                ..Lifetime::default()
-            }),
-        })
-    }
-
-    /// Whether it is a companion of another table.
-    pub fn is_companion(&self) -> bool {
-        self.name.ends_with(COMPANION_SUFFIX)
     }
 }
 
@@ -138,15 +93,15 @@ impl Table {
         };
         match change {
             Change::Expire(one) => {
-                if one.unseen_seconds.is_some() && !lifetime.keeps_last_seen() {
+                if one.unseen_seconds.is_some() && !lifetime.keeps(Statistic::LastSeen) {
                     return lacks("time at which a row was seen last (unseen_seconds)");
                 }
-                if one.score_below.is_some() && !lifetime.keeps_show_and_click() {
-                    return lacks("show and click (score_below)");
+                if one.score_below.is_some() && !lifetime.uses_score() {
+                    return lacks("score of a row (score_below)");
                 }
                 Ok(())
             }
-            _ if !lifetime.keeps_show_and_click() => lacks("show and click"),
+            _ if !lifetime.takes_counts() => lacks("show and click"),
             _ => Ok(()),
         }
     }
@@ -208,97 +163,16 @@ impl Table {
                 }
             }
             Change::Decay { rate } => {
+                let counters = self.live.as_ref().and_then(|live| live.counters);
                 for slot in self.slots_of(keys) {
                     self.decay(slot, rate);
-                    if let Some(companion) = companion.as_deref_mut() {
-                        companion.decay_counters(slot, rate);
+                    if let (Some(companion), Some(counters)) = (companion.as_deref_mut(), counters)
+                    {
+                        companion.decay_counters(slot, counters, rate);
                     }
                 }
             }
             Change::Close => {}
-        }
-        gone
-    }
-
-    /// Remove the rows of lowest rank in a slot (its number in the cluster) if it has more than its
-    /// share. How many rows went; of the companion's counters no account is kept.
-    pub(crate) fn evict(&mut self, slot: u32, share: u32, companion: Option<&mut Table>) -> u64 {
-        let (share, at) = (share as usize, (slot - self.first_slot) as usize);
-        let Some(live) = &self.live else {
-            return 0;
-        };
-        let eviction = live.eviction;
-        if let Some(companion) = companion.filter(|one| !one.is_filter()) {
-            let oldest = Eviction {
-                evict: Evict::LeastRecent,
-                ..eviction
-            };
-            companion.evict_by(at, share, oldest);
-        }
-        self.evict_by(at, share, eviction)
-    }
-
-    fn evict_by(&mut self, at: usize, share: usize, eviction: Eviction) -> u64 {
-        let (Some(live), Some(map)) = (&self.live, self.maps.get(at)) else {
-            return 0;
-        };
-        if map.len() <= share {
-            return 0;
-        }
-        let first = self.weight_words + self.optimizer_words;
-        let rows = map
-            .keys()
-            .map(|(key, row)| (key, &map.values(row)[first..]));
-        let keys = eviction.choose(live.statistics, rows, share);
-        self.remove(&keys)
-    }
-
-    /// The rows of a slot (its number in the cluster) that an expiry would remove.
-    pub fn count_expired(&self, slot: u32, thresholds: &Thresholds, now: u32) -> Gone {
-        let mut gone = Gone::default();
-        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
-            return gone;
-        };
-        let mut scratch = vec![0.0; self.elements];
-        for row in 0..map.len() {
-            if let Some(reason) = self.reason(map.values(row), thresholds, now, &mut scratch) {
-                gone.count(reason);
-            }
-        }
-        gone
-    }
-
-    fn reason(
-        &self,
-        values: &[u32],
-        thresholds: &Thresholds,
-        now: u32,
-        scratch: &mut [f32],
-    ) -> Option<life::Reason> {
-        let live = self.live.as_ref()?;
-        let (weights, state) = values.split_at(self.weight_words);
-        let statistics = &state[self.optimizer_words..];
-        let norm = || {
-            storage::decode(self.spec.storage, weights, scratch);
-            life::squared_norm(scratch)
-        };
-        let rule = &live.eviction.rule;
-        thresholds.reason(live.statistics, statistics, rule, now, norm)
-    }
-
-    fn expire(&mut self, at: usize, part: SlotPart, thresholds: &Thresholds, now: u32) -> Gone {
-        let mut gone = Gone::default();
-        let mut scratch = vec![0.0; self.elements];
-        // From the last row on: the row that takes the place of one that goes was looked at before.
-        for row in (0..self.maps[at].len()).rev() {
-            let (key, values) = (self.maps[at].key(row), self.maps[at].values(row));
-            if !part.has(mix64(key)) {
-                continue;
-            }
-            if let Some(reason) = self.reason(values, thresholds, now, &mut scratch) {
-                gone.count(reason);
-                self.remove_one(at, key, mix64(key));
-            }
         }
         gone
     }
@@ -312,53 +186,7 @@ impl Table {
         }
     }
 
-    /// As a companion: forget what was counted too long ago. How many counters went. The counters
-    /// of a filter have no age of their own, so they are halved once in that time.
-    fn forget(&mut self, at: usize, part: SlotPart, thresholds: &Thresholds, now: u32) -> u64 {
-        let Some(live) = &self.live else { return 0 };
-        let (statistics, first) = (live.statistics, self.weight_words + self.optimizer_words);
-        let mut forgotten = 0;
-        for row in (0..self.maps[at].len()).rev() {
-            let is_filter = self.is_filter();
-            let map = &mut self.maps[at];
-            let age = statistics.last_seen(&map.values(row)[first..]);
-            if !thresholds.is_unseen(age, now) || !part.has(mix64(map.key(row))) {
-                continue;
-            }
-            if is_filter {
-                let words = map.values_mut(row);
-                statistics.set_last_seen(&mut words[first..], now);
-                let mut left = 0;
-                for word in &mut words[..BLOCK_WORDS as usize] {
-                    *word = *word >> 1 & 0x3f3f_3f3f;
-                    left |= *word;
-                }
-                if left != 0 {
-                    continue;
-                }
-            } else {
-                forgotten += 1;
-            }
-            let key = self.maps[at].key(row);
-            self.remove_one(at, key, mix64(key));
-        }
-        forgotten
-    }
-
-    /// As a companion: shows and clicks of keys without a row fade as those of rows.
-    fn decay_counters(&mut self, at: usize, rate: f32) {
-        if self.elements != 2 {
-            return;
-        }
-        let map = &mut self.maps[at];
-        for row in 0..map.len() {
-            for word in &mut map.values_mut(row)[..2] {
-                *word = (f32::from_bits(*word) * rate).to_bits();
-            }
-        }
-    }
-
-    fn remove_one(&mut self, at: usize, key: u64, hash: u64) {
+    pub(super) fn remove_one(&mut self, at: usize, key: u64, hash: u64) {
         let map = &mut self.maps[at];
         let before = map.allocated_bytes();
         if map.remove(key, hash) {
@@ -393,7 +221,7 @@ impl Table {
         parts
     }
 
-    fn slot_in_range(&self, hash: u64) -> usize {
+    pub(super) fn slot_in_range(&self, hash: u64) -> usize {
         (self.space.slot_of_hash(hash) - self.first_slot) as usize
     }
 
@@ -429,113 +257,6 @@ impl Table {
             statistics.count(counted, seen);
         }
     }
-
-    /// As a companion: ask for what is known of a key.
-    #[inline]
-    fn prefetch(&self, slot: usize, hash: u64) {
-        if !self.is_filter() {
-            self.maps[slot].prefetch_index(hash);
-        }
-    }
-
-    /// As a companion: count an occurrence of a key. What was counted before, if the key is to have
-    /// a row now; it is counted here no more then.
-    fn occurs(&mut self, live: &Live, key: u64, hash: u64, seen: Seen) -> Option<Seen> {
-        let slot = self.slot_in_range(hash);
-        match live.admission {
-            Admission::Always | Admission::Probability { .. } => None,
-            Admission::After {
-                occurrences,
-                filter_bytes: Some(_),
-            } => self.occurs_in_filter(live.blocks, hash, occurrences, seen.time),
-            Admission::After { occurrences, .. } => {
-                let row = self.counter(slot, key, hash);
-                let words = self.maps[slot].values_mut(row);
-                let before = f32::from_bits(words[0]);
-                words[0] = (before + 1.0).to_bits();
-                words[1] = seen.time;
-                if f64::from(before) + 1.0 < f64::from(occurrences) {
-                    return None;
-                }
-                self.remove_one(slot, key, hash);
-                Some(Seen {
-                    frequency: before as u32,
-                    show: 0.0,
-                    ..Seen::once(seen.time)
-                })
-            }
-            Admission::Score { at_least } => {
-                let row = self.counter(slot, key, hash);
-                let words = self.maps[slot].values_mut(row);
-                let (show, click) = (f32::from_bits(words[0]), f32::from_bits(words[1]));
-                let shows = life::sum(show, seen.show);
-                let clicks = life::sum(click, seen.click);
-                words[..3].copy_from_slice(&[shows.to_bits(), clicks.to_bits(), seen.time]);
-                if life::score(shows, clicks, &live.eviction.rule) < at_least {
-                    return None;
-                }
-                self.remove_one(slot, key, hash);
-                Some(Seen {
-                    time: seen.time,
-                    frequency: 0,
-                    show,
-                    click,
-                })
-            }
-        }
-    }
-
-    /// As a companion: whether it is a filter, whose rows are no keys'.
-    fn is_filter(&self) -> bool {
-        self.elements as u64 == BLOCK_WORDS
-    }
-
-    fn counter(&mut self, slot: usize, key: u64, hash: u64) -> usize {
-        match self.maps[slot].find(key, hash) {
-            Some(row) => row,
-            None => self.create(slot, key, hash),
-        }
-    }
-
-    /// A counting Bloom filter in blocks of one line of the cache (Putze, Sanders, Singler: Cache-,
-    /// hash- and space-efficient Bloom filters, 2007), of whose counters of a key only the lowest
-    /// grow (Cohen, Matias: Spectral Bloom filters, 2003).
-    fn occurs_in_filter(
-        &mut self,
-        blocks: u64,
-        hash: u64,
-        occurrences: u32,
-        time: u32,
-    ) -> Option<Seen> {
-        let slot = self.slot_in_range(hash);
-        let mut bits = mix64(hash ^ 0x9e37_79b9_7f4a_7c15);
-        // A share of a slot has fewer than 2^32 blocks.
-        let block = (u64::from(bits as u32) * blocks) >> 32;
-        let key = self.space.key_in(self.first_slot + slot as u32, block);
-        let found = self.maps[slot].find(key, mix64(key));
-        let row = found.unwrap_or_else(|| {
-            let row = self.create(slot, key, mix64(key));
-            self.maps[slot].values_mut(row)[BLOCK_WORDS as usize] = time;
-            row
-        });
-        bits >>= 32;
-        let words = &mut self.maps[slot].values_mut(row)[..BLOCK_WORDS as usize];
-        let line = (bits & 3) as usize * 64;
-        let cells: &mut [u8] = &mut bytemuck::cast_slice_mut(words)[line..line + 64];
-        let at = |n: u32| (bits >> (2 + 6 * n) & 63) as usize;
-        let least = (0..CELLS).map(|n| cells[at(n)]).min().unwrap_or(CELL_MAX);
-        for n in 0..CELLS {
-            if cells[at(n)] == least && least < CELL_MAX {
-                cells[at(n)] = least + 1;
-            }
-        }
-        let before = u32::from(least);
-        (before + 1 >= occurrences).then_some(Seen {
-            frequency: before,
-            show: 0.0,
-            ..Seen::once(time)
-        })
-    }
 }
 
 /// The optimizer's kernel over a batch of a table with a lifetime. How many keys got no row.
@@ -557,6 +278,7 @@ impl OptimizerVisitor for LiveUpdate<'_> {
         let Some(live) = self.table.live.clone() else {
             return 0;
         };
+        let mut judge = Judge::new(&live, self.moment.time);
         let elements = self.table.elements;
         let plain = storage::is_plain(self.table.spec.storage);
         let mut scratch = vec![0f32; if plain { 0 } else { elements }];
@@ -575,7 +297,7 @@ impl OptimizerVisitor for LiveUpdate<'_> {
                 .zip(values.chunks_exact(self.width))
             {
                 let seen = self.seen(value);
-                match self.find_or_admit(&live, key, place, seen) {
+                match self.find_or_admit(&live, &mut judge, key, place, seen) {
                     Some(found) => {
                         self.update(
                             optimizer,
@@ -615,6 +337,7 @@ impl LiveUpdate<'_> {
         let Some(live) = self.table.live.clone() else {
             return 0;
         };
+        let mut judge = Judge::new(&live, self.moment.time);
         let elements = self.table.elements;
         let most = Program::block_rows(elements).min(BLOCK);
         let mut batch = user.begin(elements, most, self.learning_rate_scale);
@@ -643,7 +366,9 @@ impl LiveUpdate<'_> {
                     met.again(place.hash);
                 }
                 let seen = self.seen(value);
-                let Some((slot, row, begin)) = self.find_or_admit(&live, key, place, seen) else {
+                let Some((slot, row, begin)) =
+                    self.find_or_admit(&live, &mut judge, key, place, seen)
+                else {
                     not_admitted += 1;
                     continue;
                 };
@@ -677,7 +402,14 @@ impl LiveUpdate<'_> {
     }
 
     #[inline]
-    fn find_or_admit(&mut self, live: &Live, key: u64, place: Place, seen: Seen) -> Option<Found> {
+    fn find_or_admit(
+        &mut self,
+        live: &Live,
+        judge: &mut Judge<'_>,
+        key: u64,
+        place: Place,
+        seen: Seen,
+    ) -> Option<Found> {
         let slot = self.table.slot_in_range(place.hash);
         if let Some(row) = self.table.maps[slot].confirm(place.suggested, key, place.hash) {
             return Some((slot, row, None));
@@ -688,12 +420,12 @@ impl LiveUpdate<'_> {
             ..Seen::once(seen.time)
         };
         let (seed, id) = (self.table.spec.seed, self.moment.id);
-        let begin = match (live.admission, self.companion.as_deref_mut()) {
+        let begin = match (&live.admission, self.companion.as_deref_mut()) {
             (Admission::Always, _) => Some(nothing),
-            (Admission::Probability { probability }, _) => {
+            (&Admission::Probability { probability }, _) => {
                 life::is_drawn(key, id, seed, probability).then_some(nothing)
             }
-            (_, Some(companion)) => companion.occurs(live, key, place.hash, seen),
+            (_, Some(companion)) => companion.occurs(live, judge, key, place.hash, seen),
             (_, None) => None,
         };
         begin.map(|begin| (slot, self.table.create(slot, key, place.hash), Some(begin)))

@@ -55,7 +55,7 @@ impl Replicator {
             let (id, now) = (table_id(&table.name), u64::from(self.store.seconds()));
             let lifetime = table.lifetime.as_ref();
             let expiry = lifetime.and_then(|one| one.expiry?.every_seconds);
-            let decay = lifetime.and_then(|one| one.score?.decay_every_seconds);
+            let decay = lifetime.and_then(|one| one.score.as_ref()?.decay_every_seconds);
             // Expire by the scores of the period that ends.
             if let Some(every) = expiry {
                 let stream = StreamId {

@@ -42,7 +42,7 @@ pub(super) fn check(
 pub(super) fn check_change(spec: &TableSpec, change: Change) -> Result<(), Refusal> {
     let name = &spec.name;
     let lifetime = spec.lifetime.as_ref();
-    let scores = lifetime.is_some_and(Lifetime::keeps_show_and_click);
+    let scores = lifetime.is_some_and(Lifetime::takes_counts);
     let reason = match change {
         Change::Expire(thresholds) if thresholds.is_empty() => format!(
             "table {name} has no expiry: say unseen_seconds, score_below or norm_below, or give the table one"
