@@ -199,6 +199,8 @@ impl Table {
                     companion.remove(keys);
                 }
             }
+            // The engine evicts.
+            Change::Expire(thresholds) if thresholds.is_empty() => {}
             Change::Expire(thresholds) => {
                 for (slot, part) in self.parts_of(keys) {
                     gone += self.expire(slot, part, &thresholds, moment.time);
@@ -250,7 +252,13 @@ impl Table {
             .keys()
             .map(|(key, row)| (key, &map.values(row)[first..]));
         let keys = eviction.choose(live.statistics, rows, share);
-        self.remove(&keys)
+        let gone = self.remove(&keys);
+        // Of the shares that shrink while memory is short, the index is a part.
+        let map = &mut self.maps[at];
+        let before = map.allocated_bytes();
+        map.shrink();
+        self.allocated_bytes = self.allocated_bytes + self.maps[at].allocated_bytes() - before;
+        gone
     }
 
     /// The rows of a slot (its number in the cluster) that an expiry would remove.
