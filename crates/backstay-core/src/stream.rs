@@ -39,6 +39,7 @@ impl StreamId {
 
     /// The stream that is closed in place of this one when nothing was heard of its task for long,
     /// and the task is not known to be done: what comes late is refused, and not taken for a copy.
+    #[must_use]
     pub fn expiry(&self) -> Self {
         Self {
             pass: self.pass | EXPIRED,
@@ -47,6 +48,7 @@ impl StreamId {
     }
 
     /// The stream of a task that expires when this one is closed.
+    #[must_use]
     pub fn expired(&self) -> Option<Self> {
         let of = Self {
             pass: self.pass ^ EXPIRED,

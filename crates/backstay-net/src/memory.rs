@@ -46,7 +46,7 @@ pub struct Memory {
     /// The most that could not be promised since somebody asked.
     lacked: AtomicU64,
     process: AtomicU64,
-    /// The most that was counted at a look at the resident memory.
+    /// The most that was counted at a look at the resident memory, since it was trimmed.
     most_counted: AtomicU64,
 }
 
@@ -179,40 +179,70 @@ impl Memory {
         self.reserved.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    /// The process has so many bytes resident now.
-    pub(crate) fn notice_resident(&self, resident: u64) {
+    /// Look what the process takes besides. If it takes too much, the allocator is asked first to
+    /// give back what rows have left behind.
+    pub(crate) fn look(&self) {
+        let Some(resident) = resident_bytes() else {
+            return;
+        };
+        if self.limit_bytes == 0 || resident <= self.mark() {
+            return self.notice_resident(resident, false);
+        }
+        trim();
+        if let Some(resident) = resident_bytes() {
+            self.notice_resident(resident, true);
+        }
+    }
+
+    /// The process has so many bytes resident now. `trimmed`: the allocator has just given back what
+    /// it could.
+    fn notice_resident(&self, resident: u64, trimmed: bool) {
         let counted = self.counted();
         let (known, most) = (
             self.process.load(Ordering::Relaxed),
             self.most_counted.load(Ordering::Relaxed),
         );
-        let (process, most) = process_bytes(known, most, counted, resident, self.limit_bytes);
+        // What was more before says nothing any longer.
+        let most = if trimmed { 0 } else { most };
+        let process = process_bytes(known, most, counted, resident);
         self.process.store(process, Ordering::Relaxed);
-        self.most_counted.store(most, Ordering::Relaxed);
+        self.most_counted
+            .store(most.max(counted), Ordering::Relaxed);
     }
 }
 
-/// What a process takes besides what is counted, and the most that was counted, given both as they
-/// were known before.
+/// What a process takes besides what is counted, given what it was thought to take, and the most
+/// that was counted before.
 ///
 /// Memory that rows have left behind is resident, too, and serves the next rows. So while less is
 /// counted than before, a look can only lower what the process is thought to take.
-fn process_bytes(known: u64, most: u64, counted: u64, resident: u64, limit: u64) -> (u64, u64) {
-    let most = most.max(counted);
+fn process_bytes(known: u64, most: u64, counted: u64, resident: u64) -> u64 {
     let seen = resident.saturating_sub(counted);
-    let is_nearly_most = counted >= most / NEARLY_MOST.1 * NEARLY_MOST.0;
-    let process = if is_nearly_most {
+    if counted >= most / NEARLY_MOST.1 * NEARLY_MOST.0 {
         seen
     } else {
         known.min(seen)
-    };
-    // More than this cannot be counted from now on.
-    let reachable = limit.saturating_sub(process);
-    (process, if limit > 0 { most.min(reachable) } else { most })
+    }
 }
 
+/// Let the allocator give free pages back to the system.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn trim() {
+    extern "C" {
+        fn malloc_trim(pad: usize) -> i32;
+    }
+    // SAFETY: a function of glibc that takes no pointer, and that any thread may call at any time.
+    unsafe {
+        malloc_trim(0);
+    }
+}
+
+/// Other allocators do so by themselves, or not.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn trim() {}
+
 /// Bytes that this process has resident; None where the system does not say (not Linux).
-pub(crate) fn resident_bytes() -> Option<u64> {
+fn resident_bytes() -> Option<u64> {
     resident_of(&std::fs::read_to_string("/proc/self/status").ok()?)
 }
 
@@ -305,34 +335,44 @@ mod tests {
     #[test]
     fn memory_that_rows_left_behind_is_not_the_process() {
         let memory = Memory::new(1_000_000);
-        memory.notice_resident(100);
+        memory.notice_resident(100, false);
         assert_eq!(memory.parts().process, 100);
         memory.change(Part::Rows, 0, 1_600);
-        memory.notice_resident(1_750);
+        memory.notice_resident(1_750, false);
         assert_eq!(memory.parts().process, 150);
         // Half of the rows go; the allocator keeps their memory.
         memory.change(Part::Rows, 1_600, 800);
-        memory.notice_resident(1_750);
+        memory.notice_resident(1_750, false);
         assert_eq!(memory.used(), 950);
         // It gives it back after all.
-        memory.notice_resident(930);
+        memory.notice_resident(930, false);
         assert_eq!(memory.used(), 930);
         // They come again, and the interpreter has grown.
         memory.change(Part::Rows, 800, 1_600);
-        memory.notice_resident(1_800);
+        memory.notice_resident(1_800, false);
         assert_eq!(memory.used(), 1_800);
     }
 
     #[test]
-    fn a_process_that_grows_at_the_limit_is_noticed() {
+    fn after_the_allocator_gave_back_what_it_could_the_rest_is_the_process() {
         let memory = Memory::new(1_000);
         memory.change(Part::Rows, 0, 900);
-        memory.notice_resident(1_000);
-        assert_eq!(memory.used(), 1_000);
-        memory.change(Part::Rows, 900, 840);
-        memory.notice_resident(1_000);
-        memory.notice_resident(1_060);
-        assert!(memory.used() >= 1_000);
+        memory.notice_resident(980, false);
+        memory.change(Part::Rows, 900, 500);
+        memory.notice_resident(980, false);
+        assert_eq!(memory.used(), 580);
+        memory.notice_resident(700, true);
+        assert_eq!(memory.used(), 700);
+        // Now this is the most.
+        memory.notice_resident(720, false);
+        assert_eq!(memory.used(), 720);
+    }
+
+    #[test]
+    fn a_look_sees_this_process() {
+        let memory = Memory::new(1);
+        memory.look();
+        assert!(memory.parts().process > 1 << 20);
     }
 
     #[test]

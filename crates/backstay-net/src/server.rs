@@ -18,7 +18,6 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
 use crate::frame_io::{drain, write_frame};
-use crate::memory;
 use crate::peer_link::keep_links;
 use crate::replicator::{
     periods, relief,
@@ -225,9 +224,7 @@ async fn keep_memory(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
         // It reads a file, and waits for backups: not among the connections.
         let look = tokio::task::spawn_blocking(move || {
             if asks && one.options.counts_process {
-                if let Some(bytes) = memory::resident_bytes() {
-                    one.store.memory().notice_resident(bytes);
-                }
+                one.store.memory().look();
             }
             let gone = one.replicator.relieve();
             one.counters.count_gone(&gone);

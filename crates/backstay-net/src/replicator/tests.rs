@@ -250,7 +250,7 @@ fn the_streams_of_tasks_that_are_gone_expire() {
     assert_eq!(replicator.end_silent_streams(9), 0);
     let mut rows = [0.0];
     replicator.pull(table_id("t"), &[0], &mut rows).unwrap();
-    assert_eq!(rows, [4.0]);
+    assert!((rows[0] - 4.0).abs() < f32::EPSILON);
 }
 
 /// What is ended is ended in the slot's order: a slot that was copied before and told of the same

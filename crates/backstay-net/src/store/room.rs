@@ -14,7 +14,7 @@ use crate::memory::{Held, Memory, Part};
 /// Transactions under way may take this part of the limit; more of them have to wait.
 const UNDER_WAY: u64 = 8;
 /// The longest time that the sender of new rows waits before its next push.
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(4);
 
 /// How rows come to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
