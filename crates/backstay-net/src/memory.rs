@@ -30,7 +30,7 @@ const PARTS: usize = 6;
 /// Memory is short when less than this part of the limit is free.
 const SPARE: u64 = 32;
 /// Rows leave this part of the limit to what does not ask first: buffers, streams, removed keys.
-const UNASKED: u64 = 128;
+const UNASKED: u64 = 64;
 /// A look at the resident memory tells what the process takes besides only if at least this much
 /// of the most that was ever counted is in use: else it is memory that rows have left behind.
 const NEARLY_MOST: (u64, u64) = (15, 16);
@@ -310,13 +310,13 @@ mod tests {
         let memory = Memory::new(3_200);
         assert!(memory.reserve_easily(3_100));
         assert!(!memory.reserve_easily(1), "the last part is spare");
-        assert!(memory.reserve(75));
+        assert!(memory.reserve(50));
         assert_eq!(memory.take_lacked(), 0);
         assert!(!memory.reserve(7));
         assert!(!memory.reserve(1));
         assert_eq!((memory.take_lacked(), memory.take_lacked()), (7, 0));
         assert!(memory.reserve(0), "what needs nothing goes on");
-        memory.give_back(75);
+        memory.give_back(50);
         assert!(memory.reserve(1));
     }
 

@@ -26,7 +26,7 @@ use crate::clock::Clock;
 use crate::events::{self, push_event};
 use crate::memory::Part;
 use crate::stats::{self, ReplicationTimes, SlotCounts};
-use crate::store::Store;
+use crate::store::{ShortOf, Store};
 
 /// How a push went.
 pub type Outcome = Result<StageReport, Refusal>;
@@ -426,7 +426,8 @@ impl Replicator {
                 alone,
             } => {
                 let outcome = state.replica.acknowledge(self.now(), outcome, alone);
-                let outcome = outcome.map_err(|refusal| self.store.after_relief(refusal));
+                let outcome =
+                    outcome.map_err(|refusal| self.store.after_relief(refusal, ShortOf::ABackup));
                 if let Some(waiter) = state.waiters.remove(&token) {
                     let gone = waiter.gone;
                     let outcome = outcome.map(|report| StageReport { gone, ..report });

@@ -31,8 +31,8 @@ use crate::socket;
 use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
 
-/// The resident memory of the process is asked for at each such look at the memory: twice a second.
-const LOOKS_PER_RESIDENT: u32 = 5;
+/// The resident memory of the process is asked for once in so many looks at the memory: three times a second.
+const LOOKS_PER_RESIDENT: u32 = 3;
 /// How long to wait after the system refused to accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

@@ -32,6 +32,7 @@ use parking_lot::RwLock;
 use crate::clock::WallClock;
 use crate::memory::{Memory, Part};
 use relief::Relief;
+pub(crate) use relief::ShortOf;
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
@@ -225,7 +226,7 @@ impl Store {
         self.check_under_way(transaction)?;
         self.shrink_share(transaction);
         let room = self.reserve(transaction, transaction.runs());
-        let room = room.map_err(|refusal| self.after_relief(refusal))?;
+        let room = room.map_err(|refusal| self.after_relief(refusal, ShortOf::Here))?;
         let pause = room.pause();
         transaction.attach(room);
         Ok(pause)

@@ -19,6 +19,7 @@ use tracing::{debug, info};
 
 use super::periods::{decay_stream, EVICTIONS, REST};
 use super::Replicator;
+use crate::store::ShortOf;
 
 /// Time between two looks at the memory.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -56,20 +57,21 @@ impl Replicator {
             }
             return Gone::default();
         }
-        let stays = if has_full_backup {
-            AFTER_A_REFUSAL
+        let (short, stays) = if has_full_backup {
+            (ShortOf::ABackup, AFTER_A_REFUSAL)
         } else {
-            AFTER_A_SHORTAGE
+            (ShortOf::Here, AFTER_A_SHORTAGE)
         };
         relieving.until = relieving.until.max(now + stays);
         let mut gone = Gone::default();
         let wanted = (!has_full_backup).then_some(lacked);
         for _ in 0..PASSES {
             let before = gone.evicted;
-            for (table, share) in self.store.shrink_shares() {
+            for (table, share) in self.store.shrink_shares(short) {
                 gone += self.evict(&table, share, wanted, &mut relieving);
             }
-            if gone.evicted == before || !self.store.memory().is_short_of(lacked) {
+            let is_short = self.store.memory().is_short_of(lacked);
+            if gone.evicted == before || has_full_backup || !is_short {
                 break;
             }
         }

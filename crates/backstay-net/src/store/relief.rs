@@ -21,8 +21,24 @@ use parking_lot::RwLock;
 
 use super::Store;
 
-/// A smaller share is smaller by this part of the rows that a slot has on average.
-const SMALLER: u64 = 64;
+/// For whom shares become smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShortOf {
+    /// This node, which looks often.
+    Here,
+    /// A backup, of which this node hears only when it refuses a push.
+    ABackup,
+}
+
+impl ShortOf {
+    /// A smaller share is smaller by this part of the rows that a slot has on average.
+    fn part(self) -> u64 {
+        match self {
+            Self::Here => 64,
+            Self::ABackup => 16,
+        }
+    }
+}
 
 /// The smaller shares of now.
 #[derive(Debug, Default)]
@@ -34,19 +50,19 @@ pub(super) struct Relief {
 
 /// The share of a table of which so many slots here have so many rows together, so that some go; None
 /// if it has none to give. `share`: by its capacity.
-fn smaller_share(rows: u64, slots: u64, share: u64) -> Option<u32> {
+fn smaller_share(rows: u64, slots: u64, share: u64, short: ShortOf) -> Option<u32> {
     let average = rows.checked_div(slots)?;
     if average <= MIN_SHARE {
         return None;
     }
-    let smaller = average - (average / SMALLER).max(1);
+    let smaller = average - (average / short.part()).max(1);
     u32::try_from(smaller.max(MIN_SHARE).min(share)).ok()
 }
 
 impl Store {
     /// Give each table with a capacity a share that is smaller than what its slots have here on
     /// average. The tables that have rows to give, with their shares.
-    pub(crate) fn shrink_shares(&self) -> Vec<(Arc<TableSpec>, u32)> {
+    pub(crate) fn shrink_shares(&self, short: ShortOf) -> Vec<(Arc<TableSpec>, u32)> {
         let specs: Vec<Arc<TableSpec>> = {
             let specs = self.specs.read();
             specs.values().map(|one| Arc::clone(&one.spec)).collect()
@@ -54,7 +70,7 @@ impl Store {
         let smaller = |spec: Arc<TableSpec>| {
             let share = spec.share(self.space.count())?;
             let (rows, slots) = self.served_rows(table_id(&spec.name));
-            Some((smaller_share(rows, slots, share)?, spec))
+            Some((smaller_share(rows, slots, share, short)?, spec))
         };
         let shares: Vec<_> = specs.into_iter().filter_map(smaller).collect();
         let by_id = shares
@@ -86,12 +102,12 @@ impl Store {
     }
 
     /// What is told of a push without room while tables have rows to give up: it may come again soon.
-    pub(crate) fn after_relief(&self, refusal: Refusal) -> Refusal {
+    pub(crate) fn after_relief(&self, refusal: Refusal, short: ShortOf) -> Refusal {
         let Refusal::MemoryLimit(why) = refusal else {
             return refusal;
         };
         // At the first one nobody has looked yet.
-        if !self.relief.any.load(Ordering::Acquire) && self.shrink_shares().is_empty() {
+        if !self.relief.any.load(Ordering::Acquire) && self.shrink_shares(short).is_empty() {
             return Refusal::MemoryLimit(why);
         }
         Refusal::NotReady(format!("tables with a capacity give up rows: {why}"))
@@ -162,10 +178,13 @@ mod tests {
 
     #[test]
     fn a_smaller_share_is_below_what_slots_have_on_average() {
-        assert_eq!(smaller_share(64_000, 10, 10_000), Some(6_300));
-        assert_eq!(smaller_share(64_000, 10, 500), Some(500));
-        assert_eq!(smaller_share(200, 10, 10_000), Some(19));
-        assert_eq!(smaller_share(160, 10, 10_000), None, "these are too few");
-        assert_eq!(smaller_share(0, 0, 10_000), None);
+        let here = |rows, slots, share| smaller_share(rows, slots, share, ShortOf::Here);
+        assert_eq!(here(64_000, 10, 10_000), Some(6_300));
+        assert_eq!(here(64_000, 10, 500), Some(500));
+        assert_eq!(here(200, 10, 10_000), Some(19));
+        assert_eq!(here(160, 10, 10_000), None, "these are too few");
+        assert_eq!(here(0, 0, 10_000), None);
+        let backup = smaller_share(64_000, 10, 10_000, ShortOf::ABackup);
+        assert_eq!(backup, Some(6_000));
     }
 }
