@@ -115,6 +115,7 @@ class LocalCluster:
         *,
         directory: str | Path | None = None,
         settings: Mapping[str, object] | None = None,
+        settings_of: Mapping[int, Mapping[str, object]] | None = None,
         startup_timeout_s: float = 60.0,
     ) -> None:
         """Prepare; nothing starts before ``start`` or ``with``.
@@ -126,6 +127,7 @@ class LocalCluster:
                 not given here comes from the environment, as for any server; ``replicas`` is what
                 ``profile`` says, else 2, or 1 with one server. A profile that writes checkpoints
                 writes them to ``directory`` unless there is a ``checkpoint_url``.
+            settings_of: By the number of a server, what differs there, such as its memory.
             startup_timeout_s: How long all of them together may take to be ready.
 
         Raises:
@@ -142,8 +144,9 @@ class LocalCluster:
             self._settings |= _profile_settings(profile, self._settings, servers, directory)
         own = {"node_id", "listen_control", "listen_data", "advertise_host", "initial_nodes"}
         own |= {"metrics", "store_members", "store_data_dir"}
-        fixed = own & self._settings.keys()
-        if fixed:
+        self._settings_of = {index: dict(one) for index, one in (settings_of or {}).items()}
+        given = self._settings.keys() | {name for one in self._settings_of.values() for name in one}
+        if fixed := own & given:
             raise ConfigError(f"{min(fixed)}: each server of a local cluster gets its own")
         self._count = servers
         self._given_directory = directory
@@ -416,6 +419,7 @@ class LocalCluster:
             store = {"store_endpoints": self._keepers}
         settings: dict[str, object] = {
             **self._settings,
+            **self._settings_of.get(index, {}),
             **store,
             "node_id": node_id,
             "listen_control": address,

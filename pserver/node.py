@@ -42,6 +42,7 @@ from backstay.pserver.cluster_member import ClusterMember, Identity
 from backstay.pserver.leadership.controller_host import read_events
 from backstay.pserver.membership.cluster_config import join_or_create
 from backstay.pserver.membership.handover import slots_to_hand_over
+from backstay.pserver.memory_limit import find_limit
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
@@ -99,7 +100,15 @@ class Node:
         self._config = config
         self._control = ControlServer(config)
         instance = secrets.randbelow(2**63 - 1) + 1
-        self._server = _open_data_server(config, instance)
+        limit = find_limit(config.memory_limit_bytes)
+        log.log(
+            logging.WARNING if limit.is_small else logging.INFO,
+            "memory_limit_bytes is %d: %s",
+            limit.limit_bytes,
+            limit.reason,
+        )
+        self._memory_limit_bytes = limit.limit_bytes
+        self._server = _open_data_server(config, instance, limit.limit_bytes)
         self._registry = TableRegistry(
             canonical=_native.canonical_table,
             id_of=_native.table_id,
@@ -109,7 +118,7 @@ class Node:
         self._keeper = TableKeeper(self._registry, self._server.create_table)
         self._keys = Keys(config.cluster)
         self._mirror = ClusterMirror(self._keys)
-        self._figures = ControlFigures(config.memory_limit_bytes)
+        self._figures = ControlFigures(limit.limit_bytes)
         control_port = split_address("control address", self._control.address)[1]
         data_port = split_address("data address", self._server.address)[1]
         self._identity = Identity(
@@ -273,7 +282,7 @@ class Node:
             return None
         sources = NodeSources(
             cluster=self._config.cluster,
-            memory_limit_bytes=self._config.memory_limit_bytes,
+            memory_limit_bytes=self._memory_limit_bytes,
             own=self._own,
             snapshot=self._mirror.snapshot,
             stats=self._server.stats_json,
@@ -368,7 +377,7 @@ def _store_service(opened: OpenedStore) -> StoreService:
     return StoreService(opened.store, lambda: True, only_below=JOBS if opened.is_shared else "")
 
 
-def _open_data_server(config: ServerConfig, instance: int) -> DataServer:
+def _open_data_server(config: ServerConfig, instance: int, memory_limit_bytes: int) -> DataServer:
     pems = config.read_pems()
     try:
         return DataServer(
@@ -387,11 +396,13 @@ def _open_data_server(config: ServerConfig, instance: int) -> DataServer:
             max_connections=config.max_connections,
             handshake_timeout_ms=config.handshake_timeout_ms,
             stall_timeout_ms=config.stall_timeout_ms,
-            memory_limit_bytes=config.memory_limit_bytes,
+            memory_limit_bytes=memory_limit_bytes,
             tls_peer_ca_pem=pems.ca if pems.cert is not None else None,
             read_lease_ms=config.read_lease_ms,
             prepare_timeout_ms=config.prepare_timeout_ms,
             copy_bytes_per_s=config.copy_bytes_per_s,
+            stream_grace_s=config.stream_grace_s,
+            counts_process=True,
         )
     except OSError as error:
         raise ListenError(f"listen_data: {error.strerror or error}") from error

@@ -497,7 +497,7 @@ class Client:
 
         Args:
             job: The job's number, at most 64 bits; no two jobs of a cluster may share one.
-            pass_number: The pass over the data, at most 32 bits.
+            pass_number: The pass over the data, at most 31 bits.
             task: The task's number in the pass, at most 32 bits.
             tables: Every table that may be pushed to, at most 64; the same in the same order
                 in every worker, for the numbers of the pushes depend on it.

@@ -19,8 +19,6 @@ MAX_TABLES = 64
 """The most tables that one task may push to."""
 
 _MAX_BATCHES = 1 << 48
-# The pass of clients' own streams, as in crates/backstay-core/src/stream.rs.
-_OWN_PASS = (1 << 32) - 1
 
 
 class TaskStream:
@@ -204,7 +202,8 @@ def check_name(job: int, pass_number: int, task: int) -> tuple[int, int, int]:
     Raises:
         InvalidRequest: One is negative or too large.
     """
-    for what, value, bits in (("job", job, 64), ("pass", pass_number, 32), ("task", task, 32)):
-        if not 0 <= value < 1 << bits or (what, value) == ("pass", _OWN_PASS):
+    # Higher passes are of streams that are no task's: crates/backstay-core/src/stream.rs.
+    for what, value, bits in (("job", job, 64), ("pass", pass_number, 31), ("task", task, 32)):
+        if not 0 <= value < 1 << bits:
             raise InvalidRequest(f"{what} is {value}: 0 to {(1 << bits) - 1}")
     return job, pass_number, task

@@ -59,8 +59,6 @@ _OF_THE_POD = (
     "numbered_nodes",
     "replaces_cluster",
 )
-# The rest of a container's memory is for buffers, copies under way and Python.
-_SHARE_FOR_ROWS = 0.75
 
 
 class PserverObjects(NamedTuple):
@@ -143,9 +141,6 @@ def server_settings(spec: JobSpec, count: int) -> dict[str, Any]:
     }
     if url:
         settings |= {"checkpoint_url": url, "restore": "latest"}
-    memory = kubernetes.pserver.limits.get("memory")
-    if memory is not None:
-        settings["memory_limit_bytes"] = int(_SHARE_FOR_ROWS * amount(memory))
     settings |= given
     if settings["store"] != "etcd" or not settings.get("store_endpoints"):
         raise ConfigError(

@@ -129,7 +129,7 @@ def _node_rates(
         return {**report, **unknown, **gauges}
     report |= {
         "rows": sum(table.rows for table in after.tables.values()),
-        "memory_bytes": after.stats["row_bytes"],
+        "memory_bytes": sum(after.stats["memory"].values()),
         "connections": after.stats["connections_open"],
         "pending_pushes": after.stats["replication"]["pending"],
     }

@@ -316,7 +316,9 @@ def _slots(slots: Mapping[str, int]) -> Iterator[Metric]:
 def _memory(
     stats: Mapping[str, Any], limit_bytes: int, tables: Sequence[Mapping[str, Any]]
 ) -> Iterator[Metric]:
-    yield _gauge("memory_bytes", "Memory of the rows and of stream memory.", stats["row_bytes"])
+    parts: Mapping[str, int] = stats["memory"]
+    yield _gauge("memory_bytes", "Memory that counts against the limit.", sum(parts.values()))
+    yield _gauges("memory_part_bytes", "Its parts.", "part", parts)
     yield _gauge("memory_limit_bytes", "memory_limit_bytes of the node; 0: none.", limit_bytes)
     rows = {table["spec"]["name"]: table["rows"] for table in tables}
     yield _gauges("table_rows", "Rows held here by table, all roles.", "table", rows)

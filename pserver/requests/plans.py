@@ -226,25 +226,26 @@ class PlanRequests:
         names = sorted(serving)
         memory = await asyncio.gather(*(self._memory(serving[name]) for name in names))
         rows = sum(row_bytes for row_bytes, _ in memory)
-        limits = [
-            limit for name, (_, limit) in zip(names, memory, strict=True) if name not in leaving
-        ]
-        if 0 not in limits and rows > sum(limits):
+        rooms = [room for name, (_, room) in zip(names, memory, strict=True) if name not in leaving]
+        room = sum(one for one in rooms if one is not None)
+        if None not in rooms and rows > room:
             raise ResizeRefused(
                 f"{what} is refused: all copies together are {rows:,} bytes, and the "
-                f"{len(limits)} nodes that would stay have {sum(limits):,} (memory_limit_bytes); "
-                "raise their limits, or keep more nodes"
+                f"{len(rooms)} nodes that would stay have room for {room:,} (memory_limit_bytes "
+                "less what their processes take); raise their limits, or keep more nodes"
             )
 
-    async def _memory(self, member: MemberRecord) -> tuple[int, int]:
-        """Return the bytes of a node's rows, and its limit (0: none)."""
+    async def _memory(self, member: MemberRecord) -> tuple[int, int | None]:
+        """Return the bytes of a node's rows, and for how many it has room (None: no limit)."""
         try:
             answer = await self._calls.node_stats(member.control_address)
         except BackstayError as error:
             log.warning("%s does not say how much memory it has: %s", member.node_id, error)
-            return 0, 0
-        limit = json.loads(answer.control_plane_json).get("memory_limit_bytes", 0)
-        return int(json.loads(answer.data_plane_json)["row_bytes"]), int(limit)
+            return 0, None
+        limit = int(json.loads(answer.control_plane_json).get("memory_limit_bytes", 0))
+        stats = json.loads(answer.data_plane_json)
+        process = int(stats["memory"]["process"])
+        return int(stats["row_bytes"]), max(limit - process, 0) if limit else None
 
 
 def _no_store(error: StoreUnavailable) -> ServerUnavailable:

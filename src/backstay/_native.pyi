@@ -149,6 +149,8 @@ class DataServer:
         read_lease_ms: int = 400,
         prepare_timeout_ms: int = 1000,
         copy_bytes_per_s: int = 50_331_648,
+        stream_grace_s: int = 604_800,
+        counts_process: bool = False,
     ) -> DataServer: ...
     @property
     def address(self) -> str:

@@ -35,6 +35,7 @@ from backstay.settings import (
 from backstay.store_config import StoreConfig
 
 __all__ = [
+    "MEMORY_LIMIT_MIN_BYTES",
     "ClientConfig",
     "FoundEndpoints",
     "Pems",
@@ -50,6 +51,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SLOT_COUNT_MAX = 65536
 REPLICAS_MAX = 3
+# The process alone takes most of this; with less there would be no room for rows.
+MEMORY_LIMIT_MIN_BYTES = 134_217_728
 NODES_MAX = 1000
 # Names the TOML file if no argument does.
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
@@ -336,8 +339,18 @@ class ServerConfig(StoreConfig, SecurityConfig):
         minimum=65_536,
         maximum=2**40,
     )
-    memory_limit_bytes: int = setting(
-        0, "Memory for rows; pushes that need more are refused. 0: no limit.", minimum=0
+    memory_limit_bytes: int | None = setting(
+        None,
+        "Most memory of this process; pushes whose new rows need more are refused. 0: no limit. "
+        "Default: 80% of what the control group allows or the machine has.",
+        minimum=0,
+    )
+    stream_grace_s: int = setting(
+        604_800,
+        "A stream of a task of which nothing is heard for this time expires; what still comes of "
+        "it is refused.",
+        minimum=3600,
+        maximum=31_536_000,
     )
     checkpoint_url: str | None = setting(
         None,
@@ -416,6 +429,11 @@ class ServerConfig(StoreConfig, SecurityConfig):
             split_address("metrics", self.metrics)
         if self.slot_count & (self.slot_count - 1):
             raise ConfigError(f"slot_count: {self.slot_count} is not a power of two")
+        if 0 < (self.memory_limit_bytes or 0) < MEMORY_LIMIT_MIN_BYTES:
+            raise ConfigError(
+                f"memory_limit_bytes: {self.memory_limit_bytes} leaves no room for rows beside the "
+                f"process itself; allowed is at least {MEMORY_LIMIT_MIN_BYTES}, or 0 for no limit"
+            )
         for name in ("advertise_host", "host"):
             if getattr(self, name) is not None:
                 split_address(name, f"{getattr(self, name)}:0")

@@ -34,6 +34,12 @@ ETCD = {"store": "etcd", "store_endpoints": ("h:2379",)}
         ({"insecure": 1}, "insecure: 1 is not true or false"),
         ({"memory_limit_bytes": -1}, "memory_limit_bytes: -1 is out of range; allowed is at least"),
         ({"node_id": "ps 0"}, "node_id: 'ps 0' is not a name"),
+        (
+            {"memory_limit_bytes": 134_217_727},
+            "memory_limit_bytes: 134217727 leaves no room for rows beside the process itself; "
+            "allowed is at least 134217728, or 0 for no limit",
+        ),
+        ({"stream_grace_s": 60}, "stream_grace_s: 60 is out of range; allowed is 3600 to 31536000"),
         ({"cluster": ""}, "cluster: '' is not a name"),
         ({"listen_control": "7000"}, "listen_control: '7000' is not of the form host:port"),
         ({"listen_data": "127.0.0.1:99999"}, "listen_data: port 99999"),

@@ -9,12 +9,13 @@ mod snapshot;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::error::Refusal;
 use crate::hash::{table_id, SlotSpace};
 use crate::life::{Gone, Thresholds};
 use crate::marks::Spans;
+use crate::row_map::ReadingToken;
 use crate::spec::TableSpec;
 use crate::stream::StreamId;
 use crate::stream_memory::StreamMemory;
@@ -97,6 +98,8 @@ pub struct Engine {
     tables: BTreeMap<u64, Table>,
     streams: StreamMemory,
     routing_version: u64,
+    /// Copies under way.
+    copies: Vec<Weak<ReadingToken>>,
     /// Kept between calls for its memory.
     scratch: Vec<StagedRun>,
 }
@@ -111,6 +114,7 @@ impl Engine {
             slots: slots.map(|_| Slot::default()).collect(),
             tables: BTreeMap::new(),
             routing_version: 0,
+            copies: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -207,10 +211,18 @@ impl Engine {
         self.tables.values()
     }
 
-    /// Bytes allocated for rows, and for what is remembered of streams.
-    pub fn allocated_bytes(&self) -> usize {
-        let rows = self.tables.values().map(Table::allocated_bytes);
-        rows.sum::<usize>() + self.stream_bytes()
+    /// Bytes allocated for rows of tables, and for counters of keys without a row.
+    pub fn content_bytes(&self) -> (usize, usize) {
+        let (mut rows, mut counters) = (0, 0);
+        for table in self.tables.values() {
+            let part = if table.spec().is_companion() {
+                &mut counters
+            } else {
+                &mut rows
+            };
+            *part += table.allocated_bytes();
+        }
+        (rows, counters)
     }
 
     /// Bytes allocated for what is remembered of streams.
@@ -218,9 +230,9 @@ impl Engine {
         self.streams.allocated_bytes()
     }
 
-    /// The open streams of clients' own that some slot here knows.
-    pub fn own_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
-        self.streams.own()
+    /// The open streams of clients' own and of tasks that some slot here knows.
+    pub fn open_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.streams.open()
     }
 
     /// The slots that this node serves and that know a stream.
@@ -307,6 +319,8 @@ impl Engine {
             self.streams.check(transaction.id, transaction.floor)?;
         }
         let stream = self.streams.stream(transaction.id.stream);
+        let may_expire = table.is_some() && transaction.id.stream.is_of_task();
+        let expiry = may_expire.then(|| self.streams.stream(transaction.id.stream.expiry()));
         let mut report = StageReport::default();
         for &run in runs {
             self.check_slot(run.slot)?;
@@ -321,6 +335,11 @@ impl Engine {
             if table.is_some() && transaction.id.stream.is_own() && stream.is_closed(index) {
                 return Err(Refusal::InvalidRequest(
                     "the stream of this push has ended here: its client closed it, or was not heard of for an hour; make a new client".into(),
+                ));
+            }
+            if expiry.is_some_and(|one| one.is_closed(index)) {
+                return Err(Refusal::InvalidRequest(
+                    "the stream of this push has expired here: nothing was heard of its task for longer than stream_grace_s. What was applied of it counts, the rest is not taken any more: restore a checkpoint, or let the task go".into(),
                 ));
             }
             let skips = match table {
@@ -472,7 +491,10 @@ impl Engine {
             for place in places {
                 let slot = self.index(place.run.slot);
                 self.slots[slot].position += 1;
-                self.streams.close(transaction.id.stream, slot);
+                match transaction.id.stream.expired() {
+                    Some(stream) => self.streams.expire(stream, slot),
+                    None => self.streams.close(transaction.id.stream, slot),
+                }
             }
             return Ok(Gone::default());
         }
@@ -531,7 +553,7 @@ impl Engine {
             (joined.end, joined_time) = (keys.end, time);
         }
         write(joined, joined_time);
-        if stamp.share > 0 && change.creates() {
+        if stamp.share > 0 && change.evicts() {
             for StagedRun { run, .. } in places {
                 let companion = companion.as_deref_mut();
                 let time = self.slots[(run.slot - first_slot) as usize].time;
@@ -568,33 +590,43 @@ impl Engine {
         Ok(table.count_expired(slot, thresholds, now))
     }
 
-    /// Bytes allocated for the rows of a table and for its companion's.
-    pub fn table_bytes(&self, table: u64) -> usize {
+    /// Bytes allocated for the rows of a table, and for its counters of keys without a row.
+    pub fn table_bytes(&self, table: u64) -> (usize, usize) {
         let Some(table) = self.tables.get(&table) else {
-            return 0;
+            return (0, 0);
         };
+        if table.spec().is_companion() {
+            return (0, table.allocated_bytes());
+        }
         let companion = table.companion().and_then(|id| self.tables.get(&id));
-        table.allocated_bytes() + companion.map_or(0, Table::allocated_bytes)
+        let counters = companion.map_or(0, Table::allocated_bytes);
+        (table.allocated_bytes(), counters)
     }
 
-    /// Bytes that rows of a push may add at most; see [`Table::growth_bytes`].
+    /// Bytes that a push of `keys`, sorted by slot, may add at most: rows, and counters of keys
+    /// without one.
     pub fn growth_bytes(&self, table: u64, keys: &[u64]) -> Result<usize, Refusal> {
         let table = self.table(table)?;
+        let Some(companion) = table.companion().and_then(|id| self.tables.get(&id)) else {
+            return Ok(table.growth_bytes(keys));
+        };
+        let absent = table.absent(keys);
+        // Keys with a row are counted no more, so they need no room.
+        if absent.is_empty() {
+            return Ok(0);
+        }
+        Ok(table.growth_of_absent(&absent) + companion.growth_bytes(&absent))
+    }
+
+    /// The same of these runs of a push, if all their keys were new: nobody looks for them.
+    pub fn most_growth_bytes(&self, table: u64, runs: &[Run]) -> Result<usize, Refusal> {
+        let table = self.table(table)?;
+        let counts = runs
+            .iter()
+            .map(|run| (self.index(run.slot), (run.end - run.start) as usize));
         let companion = table.companion().and_then(|id| self.tables.get(&id));
-        let counters = companion.map_or(0, |one| {
-            let absent: Vec<u64> = keys
-                .iter()
-                .copied()
-                .filter(|&key| !table.has_row(key))
-                .collect();
-            // Keys with a row are counted no more, so they need no room.
-            if absent.is_empty() {
-                0
-            } else {
-                one.growth_bytes(&absent)
-            }
-        });
-        Ok(table.growth_bytes(keys) + counters)
+        let counters = companion.map_or(0, |one| one.growth_of(counts.clone()));
+        Ok(table.growth_of(counts) + counters)
     }
 
     /// Drop what is staged in a slot at `position` and behind it.

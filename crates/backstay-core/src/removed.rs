@@ -31,6 +31,10 @@ impl Removed {
     /// A row was removed, so many are left.
     pub fn push(&mut self, key: u64, left: usize) {
         if let Some(keys) = &mut self.recent {
+            if keys.len() == keys.capacity() {
+                // In small steps: many slots of a table that evicts grow at the same time.
+                keys.reserve_exact((keys.len() / 8).max(8));
+            }
             keys.push(key);
             if keys.len() > left.max(MIN_KNOWN) {
                 self.recent = None;

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::Refusal;
@@ -45,11 +46,32 @@ pub struct RowMap {
     chunk_shift: u32,
 }
 
+/// Names readings of one instant, of one or more maps: they are over when it has been dropped. It
+/// counts the memory of the rows that are kept for them.
+#[derive(Default)]
+pub struct ReadingToken {
+    kept_bytes: AtomicU64,
+}
+
+impl ReadingToken {
+    /// Bytes of rows that changed or went and are kept as they were.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl std::fmt::Debug for ReadingToken {
+    // What is kept decides nothing, so it is no part of a state that searches compare.
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("ReadingToken")
+    }
+}
+
 /// The rows of one instant, read piece by piece while rows change.
 #[derive(Debug, Clone)]
 struct Reading {
     /// It is over when its token has been dropped.
-    token: Weak<()>,
+    token: Weak<ReadingToken>,
     /// The next row to be read. Rows from `end` on were added since the instant.
     next: usize,
     end: usize,
@@ -225,6 +247,14 @@ impl RowMap {
         }
     }
 
+    /// Give back memory of the index, if most of it is free since rows went.
+    pub fn shrink(&mut self) {
+        if self.index.len() > MIN_INDEX && self.rows * 8 < self.index.len() {
+            let length = (self.rows * 4).next_power_of_two().max(MIN_INDEX);
+            self.rebuild_index(length);
+        }
+    }
+
     /// Refuse to hold `more` rows if they might exceed [`MAX_ROWS`].
     pub fn check_room(&self, more: usize) -> Result<(), Refusal> {
         if self.rows + more <= MAX_ROWS {
@@ -273,7 +303,7 @@ impl RowMap {
     }
 
     /// Begin to read the rows of this instant; it is over with the token. How many there are.
-    pub fn begin_reading(&mut self, token: &Arc<()>) -> usize {
+    pub fn begin_reading(&mut self, token: &Arc<ReadingToken>) -> usize {
         self.readings.retain(|one| one.token.strong_count() > 0);
         if self.rows > 0 {
             self.readings.push(Reading {
@@ -288,7 +318,12 @@ impl RowMap {
 
     /// The next rows of a reading's instant, as they lie in memory, appended to `out`; how many.
     /// None if the map is not the one that the reading began in.
-    pub fn read_on(&mut self, token: &Arc<()>, most: usize, out: &mut Vec<u32>) -> Option<usize> {
+    pub fn read_on(
+        &mut self,
+        token: &Arc<ReadingToken>,
+        most: usize,
+        out: &mut Vec<u32>,
+    ) -> Option<usize> {
         let is_it = |one: &Reading| std::ptr::eq(one.token.as_ptr(), Arc::as_ptr(token));
         let at = self.readings.iter().position(is_it)?;
         let rows = {
@@ -302,6 +337,8 @@ impl RowMap {
         out.resize(first + rows.len() * self.stride, 0);
         let rest = self.readings[at].kept.split_off(&rows.end);
         let kept = std::mem::replace(&mut self.readings[at].kept, rest);
+        let freed = kept.len() as u64 * self.kept_row_bytes();
+        token.kept_bytes.fetch_sub(freed, Ordering::Relaxed);
         for (row, words) in kept {
             let start = first + (row - rows.start) * self.stride;
             out[start..start + self.stride].copy_from_slice(&words);
@@ -314,12 +351,21 @@ impl RowMap {
         let mut readings = std::mem::take(&mut self.readings);
         readings.retain(|one| one.token.strong_count() > 0);
         for one in &mut readings {
-            if (one.next..one.end).contains(&row) {
-                let kept = one.kept.entry(row);
-                kept.or_insert_with(|| self.row_words(row).to_vec());
+            if (one.next..one.end).contains(&row) && !one.kept.contains_key(&row) {
+                one.kept.insert(row, self.row_words(row).to_vec());
+                if let Some(token) = one.token.upgrade() {
+                    token
+                        .kept_bytes
+                        .fetch_add(self.kept_row_bytes(), Ordering::Relaxed);
+                }
             }
         }
         self.readings = readings;
+    }
+
+    /// Bytes that a row takes which is kept for a reading, with its place in the list, about.
+    fn kept_row_bytes(&self) -> u64 {
+        (self.stride * 4 + 48) as u64
     }
 
     /// Copy the rows that have changed or moved since the last generation began over older copies,
@@ -571,6 +617,31 @@ mod tests {
     }
 
     #[test]
+    fn an_index_that_is_nearly_empty_shrinks() {
+        let mut map = RowMap::new(2);
+        for key in 0..10_000u64 {
+            map.insert(key, mix64(key));
+        }
+        map.shrink();
+        let full = map.allocated_bytes();
+        for key in 100..10_000u64 {
+            assert!(map.remove(key, mix64(key)));
+        }
+        map.begin_generation(Since::Recent);
+        map.begin_generation(Since::Recent);
+        map.shrink();
+        assert!(map.allocated_bytes() < full / 8);
+        for key in 0..200u64 {
+            let found = map.find(key, mix64(key));
+            assert_eq!(found.is_some(), key < 100);
+            if found.is_none() {
+                map.insert(key, mix64(key));
+            }
+        }
+        assert_eq!(map.len(), 200);
+    }
+
+    #[test]
     fn the_memory_of_removed_rows_serves_the_next_ones() {
         let mut map = RowMap::new(32);
         for key in 0..10_000u64 {
@@ -691,7 +762,7 @@ mod tests {
         fn a_reading_is_of_one_instant(steps in prop::collection::vec(step(), 1..200)) {
             let mut map = RowMap::new(3);
             // Token, the rows of its instant, what was read of them.
-            let mut readings: Vec<(Arc<()>, Vec<u32>, Vec<u32>)> = Vec::new();
+            let mut readings: Vec<(Arc<ReadingToken>, Vec<u32>, Vec<u32>)> = Vec::new();
             for step in steps {
                 match step {
                     Step::Insert(key) if map.find(key, mix64(key)).is_none() => {
@@ -706,7 +777,7 @@ mod tests {
                         map.values_mut(row)[1] = value;
                     }
                     Step::Begin => {
-                        let token = Arc::new(());
+                        let token = Arc::new(ReadingToken::default());
                         prop_assert_eq!(map.begin_reading(&token), map.len());
                         readings.push((token, all(&map), Vec::new()));
                     }
@@ -724,8 +795,9 @@ mod tests {
             for (token, expected, mut read) in readings {
                 while map.read_on(&token, 7, &mut read).is_some_and(|rows| rows > 0) {}
                 prop_assert_eq!(read, expected);
+                prop_assert_eq!(token.kept_bytes(), 0, "what was read is kept no longer");
             }
-            map.begin_reading(&Arc::new(()));
+            map.begin_reading(&Arc::default());
             prop_assert!(map.readings.len() <= 1, "readings end with their tokens");
         }
     }

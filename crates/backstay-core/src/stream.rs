@@ -20,11 +20,41 @@ pub struct StreamId {
 
 /// The pass of clients' own streams; no job has so many.
 pub const OWN_PASS: u32 = u32::MAX;
+/// The pass of the streams of tables, whose sequences are of servers; no job has so many.
+pub const TABLE_PASS: u32 = u32::MAX - 1;
+/// Passes from here on are of no job. Added to the pass of a task's stream it gives the mark that
+/// the stream has expired.
+const EXPIRED: u32 = 1 << 31;
 
 impl StreamId {
     /// Whether it is a client's own, not a task's.
     pub fn is_own(&self) -> bool {
         self.pass == OWN_PASS
+    }
+
+    /// Whether it is of a task of a job.
+    pub fn is_of_task(&self) -> bool {
+        self.pass < TABLE_PASS - EXPIRED
+    }
+
+    /// The stream that is closed in place of this one when nothing was heard of its task for long,
+    /// and the task is not known to be done: what comes late is refused, and not taken for a copy.
+    #[must_use]
+    pub fn expiry(&self) -> Self {
+        Self {
+            pass: self.pass | EXPIRED,
+            ..*self
+        }
+    }
+
+    /// The stream of a task that expires when this one is closed.
+    #[must_use]
+    pub fn expired(&self) -> Option<Self> {
+        let of = Self {
+            pass: self.pass ^ EXPIRED,
+            ..*self
+        };
+        of.is_of_task().then_some(of)
     }
 }
 
@@ -74,6 +104,30 @@ impl StreamWindow {
         if let Some(by) = floor.checked_sub(self.floor) {
             self.applied = if by < WINDOW { self.applied >> by } else { 0 };
             self.floor = floor;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_streams_of_tasks_expire() {
+        let of = |pass| StreamId {
+            job: 7,
+            pass,
+            task: 3,
+        };
+        for pass in [0, 1, 1 << 20] {
+            assert_eq!(of(pass).expiry().expired(), Some(of(pass)));
+            assert!(of(pass).is_of_task());
+            assert!(!of(pass).expiry().is_of_task());
+            assert_eq!(of(pass).expired(), None);
+        }
+        for pass in [OWN_PASS, TABLE_PASS] {
+            assert!(!of(pass).is_of_task());
+            assert_eq!(of(pass).expired(), None);
         }
     }
 }

@@ -77,12 +77,23 @@ impl StreamMemory {
     /// forgets its oldest closed streams when it has too many.
     pub fn close(&mut self, stream: StreamId, slot: usize) {
         self.closed.close(stream, slot);
+        self.forget(stream, slot);
+    }
+
+    fn forget(&mut self, stream: StreamId, slot: usize) {
         if let Some(windows) = self.windows.get_mut(&stream) {
             windows[slot] = StreamWindow::default();
             if !windows.iter().any(StreamWindow::is_known) {
                 self.windows.remove(&stream);
             }
         }
+    }
+
+    /// End a stream of a task in one slot, of which nothing was heard for long. From now on its
+    /// pushes are refused there: some may have been applied, and none is applied twice.
+    pub fn expire(&mut self, stream: StreamId, slot: usize) {
+        self.closed.close(stream.expiry(), slot);
+        self.forget(stream, slot);
     }
 
     /// Replace what is known of one slot by another replica's memory: the streams that were
@@ -104,9 +115,10 @@ impl StreamMemory {
         }
     }
 
-    /// The open streams of clients' own.
-    pub fn own(&self) -> impl Iterator<Item = StreamId> + '_ {
-        self.windows.keys().copied().filter(StreamId::is_own)
+    /// The open streams of clients' own, and of tasks.
+    pub fn open(&self) -> impl Iterator<Item = StreamId> + '_ {
+        let ends = |stream: &StreamId| stream.is_own() || stream.is_of_task();
+        self.windows.keys().copied().filter(ends)
     }
 
     /// Bytes that this takes, about.

@@ -189,29 +189,57 @@ impl Table {
 
     /// Bytes that the rows which `keys`, sorted by slot, still lack would take, at most.
     pub fn growth_bytes(&self, keys: &[u64]) -> usize {
-        let empty = RowMap::new(self.weight_words + self.state_words);
-        let slot = |key: u64| self.space.slot_of(key);
-        let maps = if self.maps.is_empty() {
-            self.slots as usize * std::mem::size_of::<RowMap>()
-        } else {
-            0
-        };
-        let growth = |run: &[u64]| {
-            let map = self.map(mix64(run[0])).unwrap_or(&empty);
+        self.growth(keys, |map, run| {
             let absent = run
                 .iter()
                 .filter(|&&key| map.find(key, mix64(key)).is_none());
-            map.growth_bytes(absent.count())
-        };
-        let runs = keys.chunk_by(|&a, &b| slot(a) == slot(b));
-        maps + runs.map(growth).sum::<usize>()
+            absent.count()
+        })
     }
 
-    /// Whether a key has a row.
-    pub(crate) fn has_row(&self, key: u64) -> bool {
-        let hash = mix64(key);
-        self.map(hash)
-            .is_some_and(|map| map.find(key, hash).is_some())
+    /// The same of keys that all lack a row.
+    pub(crate) fn growth_of_absent(&self, keys: &[u64]) -> usize {
+        self.growth(keys, |_, run| run.len())
+    }
+
+    fn growth(&self, keys: &[u64], absent: impl Fn(&RowMap, &[u64]) -> usize) -> usize {
+        let empty = RowMap::new(self.weight_words + self.state_words);
+        let slot = |key: u64| self.space.slot_of(key);
+        let growth = |run: &[u64]| {
+            let map = self.map(mix64(run[0])).unwrap_or(&empty);
+            map.growth_bytes(absent(map, run))
+        };
+        let runs = keys.chunk_by(|&a, &b| slot(a) == slot(b));
+        self.first_bytes() + runs.map(growth).sum::<usize>()
+    }
+
+    /// Bytes that so many new rows in slots (their numbers within the range) would take, at most.
+    pub(crate) fn growth_of(&self, counts: impl Iterator<Item = (usize, usize)>) -> usize {
+        let empty = RowMap::new(self.weight_words + self.state_words);
+        let growth = |(slot, more): (usize, usize)| {
+            let map = self.maps.get(slot).unwrap_or(&empty);
+            map.growth_bytes(more)
+        };
+        self.first_bytes() + counts.map(growth).sum::<usize>()
+    }
+
+    /// Bytes that come with the first row of the table.
+    fn first_bytes(&self) -> usize {
+        if self.maps.is_empty() {
+            self.slots as usize * std::mem::size_of::<RowMap>()
+        } else {
+            0
+        }
+    }
+
+    /// Those of `keys` that have no row, in the same order.
+    pub(crate) fn absent(&self, keys: &[u64]) -> Vec<u64> {
+        let has_row = |key: u64| {
+            let hash = mix64(key);
+            self.map(hash)
+                .is_some_and(|map| map.find(key, hash).is_some())
+        };
+        keys.iter().copied().filter(|&key| !has_row(key)).collect()
     }
 
     /// Copy the weights of `keys` to `out`, \[n, `row_elements`].

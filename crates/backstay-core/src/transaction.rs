@@ -63,6 +63,11 @@ impl Batch {
         &mut bytemuck::cast_slice_mut(&mut self.words[self.keys..])[..self.values]
     }
 
+    /// Bytes allocated for keys and values.
+    pub fn allocated_bytes(&self) -> usize {
+        self.words.capacity() * 8
+    }
+
     /// Give the buffer back for reuse.
     pub fn into_words(self) -> Vec<u64> {
         self.words
@@ -91,7 +96,8 @@ pub enum Change {
     /// Remove the rows; a key without one is no error. No values.
     Delete,
     /// Remove the rows that have expired from the slots of the keys. No values. No threshold: those
-    /// of the table.
+    /// of the table, which are filled in when it is stamped; applied without one, it removes the
+    /// rows above the share of its stamp.
     Expire(Thresholds),
     /// Multiply the shows and clicks of all rows in the slots of the keys. No values.
     Decay {
@@ -115,6 +121,11 @@ impl Change {
     /// Whether it may create rows.
     pub fn creates(&self) -> bool {
         self.values(1) > 0
+    }
+
+    /// Whether rows above the share of its stamp go.
+    pub fn evicts(&self) -> bool {
+        self.creates() || matches!(self, Self::Expire(thresholds) if thresholds.is_empty())
     }
 }
 
@@ -261,6 +272,11 @@ impl Transaction {
         self.attachment = Some(Attachment(Arc::new(attachment)));
     }
 
+    /// Bytes allocated for it.
+    pub fn allocated_bytes(&self) -> usize {
+        size_of::<Self>() + self.runs.capacity() * size_of::<Run>() + self.batch.allocated_bytes()
+    }
+
     /// Whether something was attached.
     pub fn has_attachment(&self) -> bool {
         self.attachment.is_some()
@@ -269,7 +285,8 @@ impl Transaction {
     /// Whether `next` has to wait, in a slot where this one is staged, until this one is applied
     /// or undone: it is the same one again, or a push of the stream that this one ends.
     pub fn holds_back(&self, next: &Self) -> bool {
-        self.id == next.id || self.change == Change::Close && self.id.stream == next.id.stream
+        let ends = |stream| self.id.stream == stream || self.id.stream.expired() == Some(stream);
+        self.id == next.id || self.change == Change::Close && ends(next.id.stream)
     }
 
     /// Its slots, ascending, with their keys.

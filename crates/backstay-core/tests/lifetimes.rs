@@ -1207,3 +1207,68 @@ fn harmless_settings_may_change() {
     let memory = SlotMemory::default();
     assert_eq!(memory.time, 0);
 }
+
+/// While memory is short, a master removes rows above a smaller share by an expiry without
+/// thresholds; each replica removes the same.
+#[test]
+fn an_expiry_without_thresholds_evicts_down_to_the_share_of_its_stamp() {
+    let spec = spec(r#"{"capacity":{"rows":400,"evict":"least_recent"}}"#);
+    let (mut one, mut other) = (engine(&spec), engine(&spec));
+    let keys: Vec<u64> = (0..KEYS).collect();
+    for engine in [&mut one, &mut other] {
+        for (sequence, keys) in keys.chunks(50).enumerate() {
+            let sequence = sequence as u64;
+            apply(engine, &push(&spec, sequence, 10 + sequence as u32, keys));
+        }
+    }
+    let before = rows_of(&one);
+    let keys = slots_as_keys(0..SLOTS);
+    let evict = Change::Expire(Thresholds::default());
+    let mut made = Transaction::clone(&change(&spec, 20, 30, evict, &keys, &[]));
+    made.stamp.share = 32;
+    assert!(made.change.evicts() && !made.change.creates());
+    let gone = apply(&mut one, &made);
+    assert_eq!(gone, apply(&mut other, &made));
+    assert_eq!((gone.expired(), gone.counters), (0, 0));
+    assert_eq!(before - rows_of(&one), gone.evicted as usize);
+    for slot in 0..SLOTS {
+        assert!(one.table(table_id("t")).unwrap().rows_in(slot) <= 32);
+        assert_eq!(one.digest(slot), other.digest(slot));
+    }
+}
+
+fn rows_of(engine: &Engine) -> usize {
+    engine.table(table_id("t")).unwrap().rows()
+}
+
+/// What a push may add is counted with one look at each key, or with none.
+#[test]
+fn the_memory_that_a_push_needs_is_that_of_rows_and_counters() {
+    let spec = spec(POLICIES[1]);
+    let mut engine = engine(&spec);
+    let made = Change::Assign {
+        only_if_absent: false,
+    };
+    let known = by_slot(&(0..50).collect::<Vec<u64>>());
+    let values = vec![1.0; known.len() * DIM];
+    apply(&mut engine, &change(&spec, 1, 10, made, &known, &values));
+    let table = table_id("t");
+    let push = push(&spec, 2, 11, &(0..80).collect::<Vec<u64>>());
+    let keys = push.batch.keys();
+    let new: Vec<u64> = keys.iter().copied().filter(|&key| key >= 50).collect();
+    let wanted = engine.growth_bytes(table, keys).unwrap();
+    assert_eq!(wanted, engine.growth_bytes(table, &new).unwrap());
+    let counters = engine.table(table).unwrap().companion().unwrap();
+    let counters = engine.table(counters).unwrap().growth_bytes(&new);
+    assert_eq!(
+        wanted,
+        engine.table(table).unwrap().growth_bytes(&new) + counters
+    );
+    assert!(engine.most_growth_bytes(table, push.runs()).unwrap() >= wanted);
+    let (rows, counted) = engine.table_bytes(table);
+    assert_eq!((rows, counted), engine.content_bytes());
+    apply(&mut engine, &push);
+    let after = engine.table_bytes(table);
+    assert!(after.0 + after.1 - rows - counted <= wanted);
+    assert!(after.1 > counted, "the keys without a row are counted");
+}

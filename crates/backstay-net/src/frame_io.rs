@@ -1,6 +1,7 @@
 //! Whole frames from and to a byte stream, with limits on size and on time.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::error::Refusal;
@@ -10,10 +11,16 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
+use crate::memory::{Held, Memory, Part};
+
 /// Bytes asked from the socket at once while headers are awaited.
 const READ_AHEAD_BYTES: usize = 64 * 1024;
 /// Bytes of a body allocated before any of it has come, whatever length it announces.
 const FIRST_ALLOCATION_BYTES: usize = 1024 * 1024;
+
+/// A large body waits for memory so many times for so long, and then it is read.
+const MEMORY_LOOKS: u32 = 20;
+const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 
 /// A peer that has sent nothing for so long after the last frame has nothing more on its way.
 const DRAIN_SILENCE: Duration = Duration::from_millis(250);
@@ -54,6 +61,8 @@ pub struct Frame {
     pub meta: Vec<u8>,
     /// Its body in an aligned buffer, which may be longer than the body.
     pub body: Vec<u64>,
+    /// The body's memory, until something else counts it.
+    pub held: Held,
 }
 
 impl Frame {
@@ -71,12 +80,24 @@ pub struct FrameReader<R> {
     start: usize,
     end: usize,
     stall: Duration,
+    memory: Arc<Memory>,
+    /// What was read ahead.
+    _held: Held,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// A reader that gives a frame `stall` from its first byte to its last.
     pub fn new(inner: R, stall: Duration) -> Self {
+        Self::counted(inner, stall, &Arc::default())
+    }
+
+    /// The same, on this account.
+    pub fn counted(inner: R, stall: Duration, memory: &Arc<Memory>) -> Self {
+        let mut held = Held::new(memory, Part::Buffers);
+        held.set(READ_AHEAD_BYTES);
         Self {
+            memory: Arc::clone(memory),
+            _held: held,
             inner,
             ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(),
             start: 0,
@@ -93,16 +114,23 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         limits: &Limits,
         spare: Vec<u64>,
     ) -> Result<Option<Frame>, ReadError> {
+        let mut held = Held::new(&self.memory, Part::Buffers);
+        held.set(spare.capacity() * 8);
         if self.start == self.end && self.fill().await? == 0 {
             return Ok(None);
         }
-        match timeout(self.stall, self.rest(limits, spare)).await {
+        match timeout(self.stall, self.rest(limits, spare, held)).await {
             Ok(frame) => frame.map(Some),
             Err(_) => Err(ReadError::Stalled(self.stall)),
         }
     }
 
-    async fn rest(&mut self, limits: &Limits, mut body: Vec<u64>) -> Result<Frame, ReadError> {
+    async fn rest(
+        &mut self,
+        limits: &Limits,
+        mut body: Vec<u64>,
+        mut held: Held,
+    ) -> Result<Frame, ReadError> {
         let mut head = [0; HEADER_BYTES];
         self.copy(&mut head).await?;
         let header = Header::decode(&head, limits).map_err(|refusal| match refusal {
@@ -126,14 +154,23 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             // Memory follows the bytes that come, not those announced.
             let goal = bytes.min((have * 4).max(FIRST_ALLOCATION_BYTES));
             if body.len() * 8 < goal {
+                if goal > FIRST_ALLOCATION_BYTES {
+                    wait_for_memory(&self.memory).await;
+                }
                 body.resize(goal.div_ceil(8), 0);
+                held.set(body.capacity() * 8);
             }
             let goal = bytes.min(body.len() * 8);
             self.copy(&mut bytemuck::cast_slice_mut(&mut body)[have..goal])
                 .await?;
             have = goal;
         }
-        let frame = Frame { header, meta, body };
+        let frame = Frame {
+            header,
+            meta,
+            body,
+            held,
+        };
         frame.header.verify(&frame.meta, frame.body_bytes())?;
         Ok(frame)
     }
@@ -175,6 +212,16 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         self.end = 0;
         self.end = self.inner.read(&mut self.ahead).await?;
         Ok(self.end)
+    }
+}
+
+/// Wait for a while before a large body is read, as long as memory is short.
+async fn wait_for_memory(memory: &Memory) {
+    for _ in 0..MEMORY_LOOKS {
+        if !memory.is_short() {
+            return;
+        }
+        tokio::time::sleep(MEMORY_PAUSE).await;
     }
 }
 

@@ -10,6 +10,7 @@ mod push;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
@@ -23,12 +24,15 @@ use tokio::time::timeout;
 
 use crate::events::push_event;
 use crate::frame_io::Frame;
+use crate::memory::{Held, Part};
 use crate::replicator::Outcome;
 use crate::shared::Shared;
 use crate::stats::add;
 
 /// Words of a request's or an answer's buffer that are kept for the next one: 8 MiB.
 const KEPT_WORDS: usize = 1 << 20;
+/// The same while memory is short: 32 KiB.
+const KEPT_WORDS_IF_SHORT: usize = 1 << 12;
 
 /// Works on requests and answers them.
 pub(crate) struct RequestHandler<W> {
@@ -41,6 +45,10 @@ pub(crate) struct RequestHandler<W> {
     reply_bytes: usize,
     /// Pushes that wait for backups, in the order they came.
     later: VecDeque<Later>,
+    /// The memory of the buffers.
+    held: Held,
+    /// For how long the next request is to wait: memory is short.
+    pause: Duration,
 }
 
 /// A push that waits for backups.
@@ -64,6 +72,8 @@ enum Reply {
 impl<W: AsyncWrite + Unpin> RequestHandler<W> {
     pub(crate) fn new(shared: Arc<Shared>, writer: W) -> Self {
         Self {
+            held: Held::new(shared.store.memory(), Part::Buffers),
+            pause: Duration::ZERO,
             shared,
             writer,
             request: Vec::new(),
@@ -78,13 +88,31 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         !self.later.is_empty()
     }
 
-    /// Release the memory of a huge request, which the connection need not keep.
+    /// Release the memory of a huge request, which the connection need not keep; of smaller ones, too,
+    /// if memory is short.
     pub(crate) fn let_go_of_large_buffers(&mut self) {
+        let kept = if self.shared.store.memory().is_short() {
+            KEPT_WORDS_IF_SHORT
+        } else {
+            KEPT_WORDS
+        };
         for buffer in [&mut self.request, &mut self.reply] {
-            if buffer.len() > KEPT_WORDS {
+            if buffer.len() > kept {
                 *buffer = Vec::new();
             }
         }
+        self.count_buffers();
+    }
+
+    /// Count the memory of the buffers.
+    pub(crate) fn count_buffers(&mut self) {
+        let words = self.request.capacity() + self.reply.capacity();
+        self.held.set(words * 8);
+    }
+
+    /// For how long the next request of this connection is to wait.
+    pub(crate) fn take_pause(&mut self) -> Duration {
+        std::mem::take(&mut self.pause)
     }
 
     /// The outcome of the oldest push that waits.

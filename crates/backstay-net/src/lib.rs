@@ -13,6 +13,7 @@ pub mod clock;
 mod events;
 pub mod frame_io;
 mod handler;
+pub mod memory;
 mod peer_link;
 pub mod replicator;
 pub mod server;

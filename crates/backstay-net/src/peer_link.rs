@@ -198,7 +198,8 @@ async fn shake_hands(
             (Box::new(reader), Box::new(writer))
         }
     };
-    let mut reader = FrameReader::new(reader, options.stall_timeout);
+    let memory = shared.store.memory();
+    let mut reader = FrameReader::counted(reader, options.stall_timeout, memory);
     let hello = Hello {
         cluster_id: options.cluster_id.clone(),
         token: options.token.clone().unwrap_or_default(),

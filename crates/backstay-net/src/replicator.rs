@@ -24,8 +24,9 @@ use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::events::{self, push_event};
+use crate::memory::Part;
 use crate::stats::{self, ReplicationTimes, SlotCounts};
-use crate::store::Store;
+use crate::store::{ShortOf, Store};
 
 /// How a push went.
 pub type Outcome = Result<StageReport, Refusal>;
@@ -95,8 +96,13 @@ pub struct Replicator {
     connections: AtomicU64,
     /// Since when slots that were gained wait to be served.
     recovering_since: Mutex<Option<Instant>>,
-    /// When something of clients' own streams was applied here last.
+    /// When something of streams of clients and tasks was applied here last.
     heard: Mutex<BTreeMap<StreamId, Micros>>,
+    /// The stream of a task of which nothing was heard for so long ends.
+    stream_grace: AtomicU64,
+    relieving: Mutex<relief::Relieving>,
+    /// Bytes of copies on their way that are counted.
+    copy_bytes: AtomicU64,
     /// What takes how long.
     pub times: ReplicationTimes,
 }
@@ -136,6 +142,9 @@ impl Replicator {
             connections: AtomicU64::new(0),
             recovering_since: Mutex::default(),
             heard: Mutex::default(),
+            stream_grace: AtomicU64::new(streams::GRACE),
+            relieving: Mutex::default(),
+            copy_bytes: AtomicU64::new(0),
             times: ReplicationTimes::default(),
         })
     }
@@ -294,13 +303,13 @@ impl Replicator {
         })
     }
 
-    /// Reserve room for the rows that a master's push may create here, if there is any.
+    /// Count a master's push, and reserve room for the rows that it may create here, if there is any.
     ///
     /// Not in slots whose copy is under way, because most of these rows come with it. When the copy
     /// ends, [`Rows::check_behind`] finds out which rows are new.
     pub(crate) fn make_room(&self, transaction: &mut Transaction) {
         if !self.store.has_memory_limit() {
-            return;
+            return self.store.make_room(transaction, &[]);
         }
         let mut runs = transaction.runs().to_vec();
         {
@@ -417,6 +426,8 @@ impl Replicator {
                 alone,
             } => {
                 let outcome = state.replica.acknowledge(self.now(), outcome, alone);
+                let outcome =
+                    outcome.map_err(|refusal| self.store.after_relief(refusal, ShortOf::ABackup));
                 if let Some(waiter) = state.waiters.remove(&token) {
                     let gone = waiter.gone;
                     let outcome = outcome.map(|report| StageReport { gone, ..report });
@@ -468,6 +479,9 @@ impl Replicator {
             self.times.promotion.record(since.elapsed());
         }
         drop(recovering_since);
+        let copies = replica.copy_bytes();
+        let before = self.copy_bytes.swap(copies, Ordering::Relaxed);
+        self.store.memory().change(Part::Copies, before, copies);
         let outgoing = self.outgoing.lock();
         for (node, way) in replica.with_messages() {
             if let Some(notify) = outgoing.get(&(node, way)) {
@@ -573,6 +587,7 @@ impl Replicator {
 
 mod checkpoints;
 pub(crate) mod periods;
+pub(crate) mod relief;
 pub(crate) mod streams;
 #[cfg(test)]
 mod tests;

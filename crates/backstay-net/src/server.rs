@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 use crate::frame_io::{drain, write_frame};
 use crate::peer_link::keep_links;
 use crate::replicator::{
-    periods,
+    periods, relief,
     streams::{ENDED_AT_ONCE, LOOK_EVERY},
     Replicator,
 };
@@ -31,6 +31,8 @@ use crate::socket;
 use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
 
+/// The resident memory of the process is asked for once in so many looks at the memory: three times a second.
+const LOOKS_PER_RESIDENT: u32 = 3;
 /// How long to wait after the system refused to accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -64,6 +66,8 @@ impl Server {
             TcpListener::from_std(listener)?
         };
         let replicator = Replicator::new(options.instance, Arc::clone(&store), options.replica);
+        let grace = options.stream_grace.as_micros();
+        replicator.set_stream_grace(u64::try_from(grace).unwrap_or(u64::MAX));
         let shared = Arc::new(Shared {
             options,
             store,
@@ -75,6 +79,7 @@ impl Server {
         runtime.spawn(keep_links(Arc::clone(&shared), stop_signal.clone()));
         runtime.spawn(end_silent_streams(Arc::clone(&shared), stop_signal.clone()));
         runtime.spawn(keep_periods(Arc::clone(&shared), stop_signal.clone()));
+        runtime.spawn(keep_memory(Arc::clone(&shared), stop_signal.clone()));
         let accepting = Arc::clone(&shared);
         runtime.spawn(async move {
             accept(accepting, listener, stop_signal).await;
@@ -111,6 +116,7 @@ impl Server {
         self.shared.counters.snapshot(
             store.routing_version(),
             store.allocated_bytes(),
+            store.memory().parts(),
             self.shared.replicator.slot_counts(),
             self.shared.replicator.snapshot(),
         )
@@ -198,6 +204,33 @@ async fn keep_periods(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) 
         });
         if let Err(error) = look.await {
             warn!(%error, "the look at the periods of tables has failed");
+        }
+    }
+}
+
+/// Look at the memory, and let tables give up rows while it is short.
+async fn keep_memory(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+    let mut looks = 0u32;
+    loop {
+        tokio::select! {
+            () = stop_signal(&mut stopping) => return,
+            () = tokio::time::sleep(relief::LOOK_EVERY) => {}
+        }
+        let (one, asks) = (
+            Arc::clone(&shared),
+            looks.is_multiple_of(LOOKS_PER_RESIDENT),
+        );
+        looks = looks.wrapping_add(1);
+        // It reads a file, and waits for backups: not among the connections.
+        let look = tokio::task::spawn_blocking(move || {
+            if asks && one.options.counts_process {
+                one.store.memory().look();
+            }
+            let gone = one.replicator.relieve();
+            one.counters.count_gone(&gone);
+        });
+        if let Err(error) = look.await {
+            warn!(%error, "the look at the memory has failed");
         }
     }
 }

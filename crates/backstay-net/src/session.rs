@@ -40,7 +40,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     pub(crate) fn new(shared: Arc<Shared>, reader: R, writer: W) -> Self {
         let stall = shared.options.stall_timeout;
         Self {
-            reader: FrameReader::new(reader, stall),
+            reader: FrameReader::counted(reader, stall, shared.store.memory()),
             handler: RequestHandler::new(shared, writer),
         }
     }
@@ -76,6 +76,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
                         return;
                     }
                     self.handler.let_go_of_large_buffers();
+                    let pause = self.handler.take_pause();
+                    if !pause.is_zero() {
+                        tokio::time::sleep(pause).await;
+                    }
                 }
                 Ok(Next::Stop) => return self.say_goodbye().await,
                 Ok(Next::Closed) => return,
@@ -91,6 +95,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     ) -> Result<Next, ReadError> {
         let limits = self.handler.shared.options.limits;
         let spare = std::mem::take(&mut self.handler.request);
+        self.handler.count_buffers();
         let mut next = pin!(self.reader.next(&limits, spare));
         loop {
             let waits = self.handler.has_later();
@@ -274,6 +279,7 @@ fn peer_frame(shared: &Shared, frame: Frame) -> Result<PeerFrame, Refusal> {
     let store = shared.replicator.store();
     let bytes = frame.header.body_bytes as usize;
     let mut decoded = peer::decode(store.space(), &frame.meta, frame.body, bytes)?;
+    drop(frame.held);
     if let PeerFrame::Message(Message::Prepare { transaction, .. }) = &mut decoded {
         if let Some(transaction) = Arc::get_mut(transaction) {
             shared.replicator.make_room(transaction);

@@ -37,6 +37,11 @@ pub struct ServerOptions {
     pub stall_timeout: Duration,
     /// TLS for the connections to backups, if any.
     pub peer_tls: Option<Arc<rustls::ClientConfig>>,
+    /// The stream of a task of which nothing was heard for so long expires.
+    pub stream_grace: Duration,
+    /// Whether this process is the server's alone: then what it takes besides counts against the
+    /// limit of its memory, too.
+    pub counts_process: bool,
     /// Times and limits of replication.
     pub replica: ReplicaOptions,
 }

@@ -8,6 +8,8 @@ use backstay_core::life::Gone;
 use backstay_core::replication::ReplicaCounters;
 use serde::Serialize;
 
+use crate::memory::MemoryParts;
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -58,6 +60,7 @@ pub struct Snapshot {
     pub peer_bytes_sent: u64,
     pub routing_version: u64,
     pub row_bytes: u64,
+    pub memory: MemoryParts,
     pub slots: SlotCounts,
     pub replication: Replication,
 }
@@ -150,6 +153,7 @@ impl Counters {
         &self,
         routing_version: u64,
         row_bytes: u64,
+        memory: MemoryParts,
         slots: SlotCounts,
         replication: Replication,
     ) -> Snapshot {
@@ -179,6 +183,7 @@ impl Counters {
             peer_bytes_sent: read(&self.peer_bytes_sent),
             routing_version,
             row_bytes,
+            memory,
             slots,
             replication,
         }

@@ -7,6 +7,7 @@
 
 mod checkpoint;
 mod observed;
+mod relief;
 mod room;
 mod rows;
 
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use backstay_core::engine::{Engine, ServingState, StageReport};
 use backstay_core::error::Refusal;
@@ -28,6 +30,9 @@ use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
 use parking_lot::RwLock;
 
 use crate::clock::WallClock;
+use crate::memory::{Memory, Part};
+use relief::Relief;
+pub(crate) use relief::ShortOf;
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
@@ -59,11 +64,10 @@ pub struct Store {
     stripe_slots: u32,
     specs: RwLock<BTreeMap<u64, Described>>,
     routing_version: AtomicU64,
-    /// 0 = no limit.
-    memory_limit_bytes: u64,
-    allocated_bytes: AtomicU64,
-    /// Reserved for pushes under way.
-    reserved_bytes: Arc<AtomicU64>,
+    memory: Arc<Memory>,
+    /// Of each stripe, the bytes of rows kept for copies that are counted.
+    kept_bytes: Vec<AtomicU64>,
+    relief: Relief,
     clock: WallClock,
 }
 
@@ -83,18 +87,18 @@ impl Store {
     /// The same, by this clock: it stamps what tables with a lifetime are to do.
     pub fn with_clock(space: SlotSpace, memory_limit_bytes: u64, clock: WallClock) -> Self {
         let stripe_slots = space.count().div_ceil(STRIPES);
-        let stripes = (0..space.count() / stripe_slots)
+        let stripes: Vec<_> = (0..space.count() / stripe_slots)
             .map(|n| RwLock::new(Engine::new(space, n * stripe_slots..(n + 1) * stripe_slots)))
             .collect();
         Self {
+            kept_bytes: stripes.iter().map(|_| AtomicU64::new(0)).collect(),
             space,
             stripes,
             stripe_slots,
             specs: RwLock::default(),
             routing_version: AtomicU64::new(0),
-            memory_limit_bytes,
-            allocated_bytes: AtomicU64::new(0),
-            reserved_bytes: Arc::default(),
+            memory: Arc::new(Memory::new(memory_limit_bytes)),
+            relief: Relief::default(),
             clock,
         }
     }
@@ -175,9 +179,16 @@ impl Store {
             .collect()
     }
 
-    /// Bytes allocated for rows, and for what is remembered of streams.
+    /// Bytes allocated for rows, for counters of keys without one, and for what is remembered of
+    /// streams.
     pub fn allocated_bytes(&self) -> u64 {
-        self.allocated_bytes.load(Ordering::Relaxed)
+        let parts = [Part::Rows, Part::Counters, Part::Streams];
+        parts.into_iter().map(|part| self.memory.of(part)).sum()
+    }
+
+    /// The account of this node's memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// Bytes of that for what is remembered of streams.
@@ -198,8 +209,8 @@ impl Store {
 
     /// Check a push, clip its values as its table says, note under which of the table's settings
     /// every replica applies it, and reserve room for the rows it may create, or refuse it before
-    /// anything changes.
-    pub fn prepare(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
+    /// anything changes. For how long its sender is to wait before the next one: memory is short.
+    pub fn prepare(&self, transaction: &mut Transaction) -> Result<Duration, Refusal> {
         let spec = self.spec(transaction.table)?;
         let policy = match transaction.change {
             Change::Update { .. } | Change::Observe { .. } => &spec.non_finite,
@@ -212,14 +223,18 @@ impl Store {
         checked.map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
         transaction.stamp_by(&spec, self.space, self.clock.seconds());
         observed::check_change(&spec, transaction.change)?;
-        let room = self.reserve(transaction, transaction.runs())?;
+        self.check_under_way(transaction)?;
+        self.shrink_share(transaction);
+        let room = self.reserve(transaction, transaction.runs());
+        let room = room.map_err(|refusal| self.after_relief(refusal, ShortOf::Here))?;
+        let pause = room.pause();
         transaction.attach(room);
-        Ok(())
+        Ok(pause)
     }
 
     /// Whether it may refuse rows for lack of memory.
     pub(crate) fn has_memory_limit(&self) -> bool {
-        self.memory_limit_bytes > 0
+        self.memory.limit_bytes() > 0
     }
 
     /// Reserve room for these runs of another node's push, if there is any. Otherwise
@@ -275,11 +290,11 @@ impl Store {
         Ok(Transaction::close(id, slots))
     }
 
-    /// The open streams of clients' own that some slot here knows.
-    pub fn own_streams(&self) -> BTreeSet<StreamId> {
+    /// The open streams of clients' own and of tasks that some slot here knows.
+    pub fn open_streams(&self) -> BTreeSet<StreamId> {
         let mut streams = BTreeSet::new();
         for stripe in &self.stripes {
-            streams.extend(stripe.read().own_streams());
+            streams.extend(stripe.read().open_streams());
         }
         streams
     }
@@ -446,15 +461,33 @@ impl Store {
         table: Option<u64>,
         change: impl FnOnce(&mut Engine) -> T,
     ) -> T {
-        let bytes = |engine: &Engine| match table {
-            Some(id) => engine.table_bytes(id) + engine.stream_bytes(),
-            None => engine.allocated_bytes(),
+        let bytes = |engine: &Engine| {
+            let (rows, counters) = match table {
+                Some(id) => engine.table_bytes(id),
+                None => engine.content_bytes(),
+            };
+            [rows, counters, engine.stream_bytes()]
         };
         let mut engine = self.stripes[stripe].write();
         let before = bytes(&engine);
         let outcome = change(&mut engine);
-        self.account(before, bytes(&engine));
+        let after = bytes(&engine);
+        for (at, part) in [Part::Rows, Part::Counters, Part::Streams]
+            .into_iter()
+            .enumerate()
+        {
+            self.memory
+                .change(part, before[at] as u64, after[at] as u64);
+        }
+        self.count_kept(stripe, &engine);
         outcome
+    }
+
+    /// Count the rows that an engine keeps for copies; it is locked.
+    fn count_kept(&self, stripe: usize, engine: &Engine) {
+        let kept = engine.kept_bytes();
+        let before = self.kept_bytes[stripe].swap(kept, Ordering::Relaxed);
+        self.memory.change(Part::Copies, before, kept);
     }
 
     /// Cut the runs of a transaction into stripes.
@@ -493,16 +526,6 @@ impl Store {
             }
         }
         Ok(parts)
-    }
-
-    fn account(&self, before: usize, after: usize) {
-        if after >= before {
-            self.allocated_bytes
-                .fetch_add((after - before) as u64, Ordering::Relaxed);
-        } else {
-            self.allocated_bytes
-                .fetch_sub((before - after) as u64, Ordering::Relaxed);
-        }
     }
 
     fn named(&self, table: &str) -> Result<u64, Refusal> {

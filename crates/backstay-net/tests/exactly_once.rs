@@ -52,6 +52,8 @@ fn server(listen: &str, instance: u64) -> Server {
         handshake_timeout: Duration::from_secs(5),
         stall_timeout: Duration::from_secs(5),
         peer_tls: None,
+        stream_grace: Duration::from_secs(3600),
+        counts_process: false,
         replica: ReplicaOptions::default(),
     };
     Server::start(TcpListener::bind(listen).unwrap(), options, store).unwrap()

@@ -109,7 +109,7 @@ impl DataServer {
         tls_cert_pem=None, tls_key_pem=None, tls_client_ca_pem=None, tls_peer_ca_pem=None, io_threads=2,
         max_frame_bytes=268_435_456, max_keys_per_request=4_194_304, max_connections=4096,
         handshake_timeout_ms=5000, stall_timeout_ms=30_000, memory_limit_bytes=0, read_lease_ms=400,
-        prepare_timeout_ms=1000, copy_bytes_per_s=50_331_648))]
+        prepare_timeout_ms=1000, copy_bytes_per_s=50_331_648, stream_grace_s=604_800, counts_process=false))]
     #[allow(clippy::too_many_arguments)] // Keywords only; the dataclass on the Python side is the struct.
     fn new(
         py: Python<'_>,
@@ -133,6 +133,8 @@ impl DataServer {
         read_lease_ms: u64,
         prepare_timeout_ms: u64,
         copy_bytes_per_s: u64,
+        stream_grace_s: u64,
+        counts_process: bool,
     ) -> PyResult<Self> {
         let (tls, peer_tls) = tls_settings(
             py,
@@ -155,6 +157,8 @@ impl DataServer {
             handshake_timeout: Duration::from_millis(handshake_timeout_ms),
             stall_timeout: Duration::from_millis(stall_timeout_ms),
             peer_tls,
+            stream_grace: Duration::from_secs(stream_grace_s),
+            counts_process,
             replica: ReplicaOptions {
                 read_lease: read_lease_ms * 1000,
                 heartbeat: read_lease_ms * 1000 / 4,
@@ -171,11 +175,10 @@ impl DataServer {
             ))
         })?;
         let server = Server::start(listener, options, Arc::clone(&store))?;
-        let address = server.address().to_string();
         Ok(Self {
+            address: server.address().to_string(),
             server,
             store,
-            address,
         })
     }
 

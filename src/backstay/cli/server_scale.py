@@ -352,7 +352,9 @@ class ServerScale:
         }
         rows = sum(one["stats"]["row_bytes"] for one in told)
         limits = [one["control"]["memory_limit_bytes"] for one in told]
-        memory = rows / sum(limits) if limits and all(limits) else None
+        processes = sum(one["stats"]["memory"]["process"] for one in told)
+        room = max(sum(limits) - processes, 1)
+        memory = rows / room if limits and all(limits) else None
         before, self._cpu = self._cpu, cpu
         return memory, cpu_share(before, cpu, self._cores)
 

@@ -23,7 +23,7 @@ from tests.integration.counting_jobs import CLIENT, JOB, Eventually
 from tests.unit.master.kubernetes_objects import Objects
 
 NAME = pserver_name(JOB)
-LIMIT_BYTES = 64 << 20
+LIMIT_BYTES = 256 << 20
 ROWS = 20_000
 DIM = 16
 

@@ -163,6 +163,10 @@ def test_traffic_moves_the_figures(cluster: LocalCluster) -> None:
     assert summed(servers, "controller") == 1
     for server in servers:
         assert value(server, "memory_limit_bytes") == 2**30
+        parts = ("rows", "counters", "streams", "transactions", "copies", "buffers", "process")
+        part = {name: value(server, "memory_part_bytes", part=name) for name in parts}
+        assert min(part["rows"], part["streams"], part["buffers"], part["process"]) > 0
+        assert sum(part.values()) < 2**30
         assert value(server, "store_reachable") == 1
         assert 0 < value(server, "lease_remaining_seconds") <= 3
         assert value(server, "cluster_status", status="OK") == 1

@@ -163,7 +163,7 @@ def test_a_newcomer_that_dies_is_waited_for_again(eventually: Eventually) -> Non
 
 
 def test_what_cannot_be_done_is_refused_and_says_why() -> None:
-    settings = {"slot_count": 4, "memory_limit_bytes": 16_777_216}
+    settings = {"slot_count": 4, "memory_limit_bytes": 2**27}
     with LocalCluster(servers=2, settings=settings) as cluster:
         endpoints = ",".join(cluster.endpoints)
         with ClusterResizing(endpoints, cluster.client_config()) as asked:
@@ -193,11 +193,12 @@ def test_what_cannot_be_done_is_refused_and_says_why() -> None:
 
 
 def test_rows_that_would_not_fit_are_not_moved() -> None:
-    settings = {"slot_count": 8, "replicas": 1, "memory_limit_bytes": 16_777_216}
+    settings = {"slot_count": 8, "replicas": 1, "memory_limit_bytes": 2**28}
     with LocalCluster(servers=2, settings=settings) as cluster, Client(cluster.endpoints) as client:
-        table = client.create_table(TableSpec.sparse("wide", 1024))
-        keys = np.arange(5000)
-        client.push(table, keys, np.zeros((keys.size, 1024), dtype=np.float32))
+        # 200 MB: they fit into two processes of 256 MiB, and into none beside the process itself.
+        table = client.create_table(TableSpec.sparse("wide", 2**14, optimizer=SGD(0.1)))
+        for first in range(0, 3000, 100):
+            client.push(table, np.arange(first, first + 100), np.zeros((100, 2**14), np.float32))
         with pytest.raises(ResizeRefused, match="memory_limit_bytes"):
             cluster.resize(1)
         assert cluster.resize(3, timeout_s=LIMIT_S).state == "done"

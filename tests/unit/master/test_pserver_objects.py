@@ -180,14 +180,14 @@ def test_one_copy_of_each_slot_is_never_evicted(replicas: int, away: int) -> Non
     assert objects.servers.budget["spec"]["maxUnavailable"] == away
 
 
-@pytest.mark.parametrize(
-    ("memory", "limit"), [("4Gi", 3 * 2**30), ("1000", 750), ("1G", 750_000_000), ("1e3", 750)]
-)
-def test_rows_get_three_quarters_of_the_memory(memory: str, limit: int) -> None:
-    spec = job(pserver={"limits": {"memory": memory}})
-    assert server_settings(spec, 3)["memory_limit_bytes"] == limit
-    given = job({**ETCD, "memory_limit_bytes": 7}, pserver={"limits": {"memory": memory}})
-    assert server_settings(given, 3)["memory_limit_bytes"] == 7
+def test_servers_find_out_the_memory_of_their_container_unless_the_job_says_it() -> None:
+    limits = {"limits": {"memory": "4Gi"}}
+    assert "memory_limit_bytes" not in server_settings(job(pserver=limits), 3)
+    given = job({**ETCD, "memory_limit_bytes": 2**28}, pserver=limits)
+    assert server_settings(given, 3)["memory_limit_bytes"] == 2**28
+    too_little = job({**ETCD, "memory_limit_bytes": 7}, pserver=limits)
+    with pytest.raises(ConfigError, match="memory_limit_bytes: 7 leaves no room"):
+        server_settings(too_little, 3)
 
 
 def test_what_the_job_file_says_of_servers_is_in_their_pods() -> None:

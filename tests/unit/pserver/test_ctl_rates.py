@@ -30,7 +30,7 @@ def sample(
     buckets = [0] * 20
     buckets[1], buckets[10] = fast, slow
     stats: dict[str, Any] = dict.fromkeys(RATES.values(), 0) | {
-        "row_bytes": 100 * rows,
+        "memory": {"rows": 90 * rows, "streams": 10 * rows},
         "connections_open": 3,
         "replication": {"pending": 2, "commit": {"buckets": buckets}},
     }

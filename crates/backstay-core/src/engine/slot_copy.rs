@@ -4,11 +4,12 @@
 //! than what pushes can wait for. A push that changes a row before it is read keeps the old row
 //! ([`crate::row_map`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::{Engine, Staged};
 use crate::error::Refusal;
 use crate::hash::mix64;
+use crate::row_map::ReadingToken;
 use crate::stream::{StreamId, StreamWindow};
 use crate::table::{PlainRows, SlotRows};
 
@@ -30,7 +31,7 @@ pub struct SlotMemory {
 pub struct CopyReader {
     /// Each table with rows that are left to be read, and the bytes of a row.
     tables: Vec<(u64, usize, u64)>,
-    token: Arc<()>,
+    token: Arc<ReadingToken>,
 }
 
 impl CopyReader {
@@ -104,7 +105,9 @@ impl Engine {
 
     /// Begin to copy a slot as it is now, with what is staged in it.
     pub fn begin_copy(&mut self, slot: u32) -> SlotCopy {
-        let token = Arc::new(());
+        let token = Arc::new(ReadingToken::default());
+        self.copies.retain(|copy| copy.strong_count() > 0);
+        self.copies.push(Arc::downgrade(&token));
         let mut rows = CopyReader::default();
         for (&id, table) in &mut self.tables {
             let left = table.begin_reading(slot, &token);
@@ -118,6 +121,12 @@ impl Engine {
             rows,
             staged: self.staged(slot).cloned().collect(),
         }
+    }
+
+    /// Bytes of rows that are kept for copies under way because they have changed or gone since.
+    pub fn kept_bytes(&self) -> u64 {
+        let copies = self.copies.iter().filter_map(Weak::upgrade);
+        copies.map(|copy| copy.kept_bytes()).sum()
     }
 
     /// The next rows of a copy, of about `most` bytes, one at least.

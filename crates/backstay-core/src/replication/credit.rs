@@ -31,6 +31,11 @@ impl Credit {
         self.on_the_way < self.window.max(smallest)
     }
 
+    /// Bytes that are not confirmed.
+    pub(super) fn on_the_way(&self) -> u64 {
+        self.on_the_way
+    }
+
     /// Whether something is not confirmed.
     pub(super) fn is_awaited(&self) -> bool {
         !self.sent.is_empty()

@@ -305,6 +305,9 @@ impl Replica {
         };
         let waited = self.pending[at].waiting.iter().any(|(one, _)| *one == node);
         let is_push = self.pending[at].recovers.is_empty();
+        if waited && matches!(reason, Refuse::Rows(Refusal::MemoryLimit(_))) {
+            self.counters.refused_for_room += 1;
+        }
         if waited && !is_push && *reason == Refuse::OldTerm {
             // Its table is newer than the one by which this was sent.
             self.peers

@@ -541,6 +541,14 @@ impl Replica {
         self.slots[slot as usize].epoch
     }
 
+    /// Bytes of copies that are on their way to other nodes.
+    pub fn copy_bytes(&self) -> u64 {
+        self.peers
+            .values()
+            .map(|peer| peer.credit.on_the_way())
+            .sum()
+    }
+
     /// Transactions that wait for backups.
     pub fn pending(&self) -> usize {
         self.pending.len()

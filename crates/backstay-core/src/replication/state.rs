@@ -125,6 +125,8 @@ pub struct ReplicaCounters {
     pub rolled_back: u64,
     pub staged_for_others: u64,
     pub refused_to_others: u64,
+    /// Pushes of this master that a backup had no room for.
+    pub refused_for_room: u64,
     pub promotions: u64,
     pub slots_copied: u64,
     pub slots_installed: u64,

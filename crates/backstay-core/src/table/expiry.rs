@@ -143,7 +143,7 @@ impl Table {
         };
         if let Some(companion) = companion.filter(|one| !one.is_filter()) {
             let keys = companion.lowest(at, share, Ranking::LeastRecent);
-            companion.remove(&keys);
+            companion.evict_keys(at, &keys);
         }
         let ranking = match (live.evict, &live.score) {
             (Evict::LowestScore, Some(rule)) => Ranking::LowestScore(rule, time),
@@ -151,7 +151,21 @@ impl Table {
             _ => Ranking::LeastRecent,
         };
         let keys = self.lowest(at, share, ranking);
-        self.remove(&keys)
+        self.evict_keys(at, &keys)
+    }
+
+    /// Remove rows of a slot (its number in the range), and give back what its index needs no more.
+    fn evict_keys(&mut self, at: usize, keys: &[u64]) -> u64 {
+        if keys.is_empty() {
+            return 0;
+        }
+        let gone = self.remove(keys);
+        // While memory is short, shares shrink, and the index is a part of them.
+        let map = &mut self.maps[at];
+        let before = map.allocated_bytes();
+        map.shrink();
+        self.allocated_bytes = self.allocated_bytes + self.maps[at].allocated_bytes() - before;
+        gone
     }
 
     /// The keys of the rows that go from a slot (its number in the range) with more than its share.

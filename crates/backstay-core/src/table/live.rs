@@ -154,6 +154,8 @@ impl Table {
                     companion.remove(keys);
                 }
             }
+            // The engine evicts.
+            Change::Expire(thresholds) if thresholds.is_empty() => {}
             Change::Expire(thresholds) => {
                 for (slot, part) in self.parts_of(keys) {
                     gone += self.expire(slot, part, &thresholds, moment.time);

@@ -6,7 +6,7 @@ use super::Table;
 use crate::error::Refusal;
 use crate::hash::{mix64, SlotSpace};
 use crate::marks::Since;
-use crate::row_map::{RowMap, KEY_WORDS};
+use crate::row_map::{ReadingToken, RowMap, KEY_WORDS};
 use crate::spec::Storage;
 use crate::storage;
 
@@ -265,13 +265,18 @@ impl Table {
 
     /// Begin to read the rows of one slot as they are now; how many there are. Pushes may change
     /// them meanwhile.
-    pub fn begin_reading(&mut self, slot: u32, token: &Arc<()>) -> usize {
+    pub fn begin_reading(&mut self, slot: u32, token: &Arc<ReadingToken>) -> usize {
         let map = self.maps.get_mut((slot - self.first_slot) as usize);
         map.map_or(0, |map| map.begin_reading(token))
     }
 
     /// The next rows of a reading, at most so many. None if the slot's content was replaced since.
-    pub fn read_on(&mut self, slot: u32, token: &Arc<()>, most: usize) -> Option<PlainRows> {
+    pub fn read_on(
+        &mut self,
+        slot: u32,
+        token: &Arc<ReadingToken>,
+        most: usize,
+    ) -> Option<PlainRows> {
         let map = self.maps.get_mut((slot - self.first_slot) as usize)?;
         let (mut words, mut rows) = (Vec::new(), PlainRows::default());
         map.read_on(token, most, &mut words)?;

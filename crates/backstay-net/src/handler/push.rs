@@ -44,6 +44,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         let (store, request_id) = (&self.shared.store, frame.header.request_id);
         push_event!(meta.id, "push received", table = meta.table, keys = count);
         let batch = Batch::from_words(frame.body, count, count * elements)?;
+        drop(frame.held);
         let mut transaction = Transaction::new(
             store.space(),
             meta.id,
@@ -55,7 +56,10 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         transaction.known_version = meta.routing_version;
         let taken = store
             .prepare(&mut transaction)
-            .and_then(|()| self.shared.replicator.push(transaction))
+            .and_then(|pause| {
+                self.pause = pause;
+                self.shared.replicator.push(transaction)
+            })
             .inspect_err(|refusal| push_event!(meta.id, "push refused", reason = %refusal))?;
         match taken {
             (Answer::Now(report), buffer) => {

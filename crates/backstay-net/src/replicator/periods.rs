@@ -12,7 +12,7 @@ use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::life::{Gone, SlotPart, Thresholds};
 use backstay_core::spec::TableSpec;
-use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::stream::{StreamId, TransactionId, TABLE_PASS};
 use backstay_core::transaction::{Batch, Change, Transaction};
 use tracing::{debug, info};
 
@@ -22,13 +22,12 @@ use super::{Answer, Replicator};
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// After each part of an expiry comes a rest of so many times as long: pushes go first.
 pub(crate) const REST: u32 = 2;
-/// The pass of the streams of tables; no job has so many.
-pub const TABLE_PASS: u32 = u32::MAX - 1;
 /// Slots with more rows expire in parts: a push may have to wait for one.
 const WHOLE_ROWS: usize = 2048;
 /// The tasks of such a stream.
 const DECAYS: u32 = 0;
 const EXPIRIES: u32 = 1;
+pub(super) const EVICTIONS: u32 = 2;
 
 /// The number of the period that a time is in, both in Unix time: its begin, in milliseconds. So
 /// numbers go on to grow when `every_seconds` changes, and beside those of jobs, which are of the
@@ -140,6 +139,11 @@ impl Replicator {
         let batch = Batch::new(&[key], &[]);
         let mut made = Transaction::new(space, id, floor, table_id(&table.name), change, batch)?;
         self.store.prepare(&mut made)?;
+        self.push_and_wait(made)
+    }
+
+    /// Take on a transaction of this server's own, and wait for the backups; what went.
+    pub(super) fn push_and_wait(self: &Arc<Self>, made: Transaction) -> Result<Gone, Refusal> {
         match self.push(made)?.0 {
             Answer::Now(report) => Ok(report.gone),
             Answer::Later(outcome) => {

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::client::own_stream::LEASE;
-use backstay_core::engine::SlotMemory;
+use backstay_core::engine::{CopyPiece, SlotMemory};
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::message::{Refuse, SlotOrder};
 use backstay_core::spec::TableSpec;
@@ -221,6 +221,38 @@ fn the_streams_of_killed_clients_end() {
     assert!(!refused.retry_safe());
 }
 
+/// A job that never came to its end leaves streams of its tasks. They expire after the grace time,
+/// and what still comes of them is refused.
+#[test]
+fn the_streams_of_tasks_that_are_gone_expire() {
+    let now = Arc::new(AtomicU64::new(1));
+    let shown = Arc::clone(&now);
+    let clock = Clock::of(move || shown.load(Ordering::Acquire));
+    let replicator = serving(clock, Micros::MAX, false);
+    let grace = 2 * LEASE;
+    replicator.set_stream_grace(grace);
+    let push = |stream, sequence| replicator.push(push_of(stream, sequence)).map(|_| ());
+    let other = StreamId { task: 2, ..TASK };
+    push(TASK, 0).unwrap();
+    push(other, 0).unwrap();
+    now.fetch_add(grace - 1, Ordering::AcqRel);
+    push(other, 1).unwrap();
+    assert_eq!(replicator.end_silent_streams(9), 0);
+    now.fetch_add(1, Ordering::AcqRel);
+    assert_eq!(replicator.end_silent_streams(9), 1);
+    assert_eq!(replicator.store().open_streams(), [other].into());
+    let refused = push(TASK, 0).unwrap_err();
+    assert!(
+        matches!(&refused, Refusal::InvalidRequest(why) if why.contains("has expired")),
+        "{refused:?}"
+    );
+    push(other, 2).unwrap();
+    assert_eq!(replicator.end_silent_streams(9), 0);
+    let mut rows = [0.0];
+    replicator.pull(table_id("t"), &[0], &mut rows).unwrap();
+    assert!((rows[0] - 4.0).abs() < f32::EPSILON);
+}
+
 /// What is ended is ended in the slot's order: a slot that was copied before and told of the same
 /// transactions since is equal, bit for bit.
 #[test]
@@ -242,7 +274,7 @@ fn the_end_of_a_silent_stream_is_a_transaction() {
     assert_eq!((memory.streams.len(), memory.closed), (0, vec![own(7)]));
 }
 
-const LIMIT: u64 = 2 << 20;
+const LIMIT: u64 = 4 << 20;
 const ROWS: usize = 2000;
 
 /// The first keys of a slot.
@@ -383,4 +415,152 @@ fn a_copy_with_too_many_new_rows_behind_it_is_refused() {
     );
     replicator.work();
     assert!(replicator.store().allocated_bytes() <= LIMIT);
+}
+
+/// Each push that another node has prepared here counts until it is applied or dropped.
+#[test]
+fn staged_pushes_and_copies_under_way_count() {
+    let replicator = copied_to();
+    let memory = Arc::clone(replicator.store().memory());
+    assert_eq!(memory.of(Part::Transactions), 0);
+    for lsn in 1..4 {
+        let answer = prepared(&replicator, lsn, keys_of(1).take(ROWS));
+        assert!(matches!(answer, Message::Accepted { .. }), "{answer:?}");
+    }
+    let staged = 3 * ROWS as u64 * 72;
+    assert!(memory.of(Part::Transactions) >= staged);
+    copied(&replicator);
+    replicator.work();
+    // The last one is not decided.
+    let one = ROWS as u64 * 72;
+    assert!((one..2 * one).contains(&memory.of(Part::Transactions)));
+    // Rows that change while their slot is copied from here are kept for the copy.
+    let store = replicator.store();
+    store.set_routing(2, &[true, true]);
+    let mut copy = store.begin_copy(0);
+    assert_eq!(memory.of(Part::Copies), 0);
+    let keys: Vec<u64> = keys_of(0).take(1).collect();
+    let batch = Batch::new(&keys, &[1.0; 16]);
+    let id = push_of(own(9), 0).id;
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let mut push = Transaction::new(store.space(), id, 0, table_id("t"), change, batch).unwrap();
+    store.prepare(&mut push).unwrap();
+    let places = {
+        let mut places = Vec::new();
+        store.admit(&push, &mut places).unwrap();
+        places
+    };
+    let push = Arc::new(push);
+    assert_eq!(store.stage(&push, &places, 9), None);
+    store.commit(&push, &places).unwrap();
+    assert!(memory.of(Part::Copies) >= 72);
+    while !matches!(store.read_copy(0, &mut copy.rows, 1), CopyPiece::End) {}
+    assert_eq!(memory.of(Part::Copies), 0, "what was read is kept no more");
+}
+
+/// The connection to the backup of [`master_of_small_backup`].
+const TO_BACKUP: u64 = 1;
+
+/// The master of all slots, without a limit of memory. Its table has a capacity; node 2 is its backup.
+fn master_of_small_backup() -> Arc<Replicator> {
+    let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), 0));
+    let spec = r#"{"name":"t","kind":{"sparse":{"dim":1}},"optimizer":{"sgd":{"learning_rate":1.0}},
+        "lifetime":{"capacity":{"rows":1000000}}}"#;
+    let spec = TableSpec::from_json(spec).unwrap();
+    store.create_table(&Arc::new(spec), 0).unwrap();
+    let replicator = Replicator::new(1, store, ReplicaOptions::default());
+    replicator.hold_lease_until(Micros::MAX);
+    let routing = r#"{"format":2,"version":1,"slot_count":4,"gone":[],"nodes":[
+        {"node_id":"a","instance":1,"data_address":""},
+        {"node_id":"b","instance":2,"data_address":"127.0.0.1:1"}],
+        "sets":[[0,[1],[]]],"set_of_slot":[0,0,0,0],"term_of_slot":[1,1,1,1],
+        "epoch_of_slot":[1,1,1,1]}"#;
+    replicator.set_routing(RoutingTable::from_json(routing, 4).unwrap());
+    replicator.link_up(2, TO_BACKUP);
+    answer(&replicator, false);
+    replicator
+}
+
+/// Answer everything as the backup; one without room refuses what may create rows.
+fn answer(replicator: &Replicator, is_full: bool) {
+    let mut messages = replicator
+        .take_outgoing(2, Way::Heartbeats, TO_BACKUP)
+        .unwrap();
+    messages.extend(
+        replicator
+            .take_outgoing(2, Way::ToBackup, TO_BACKUP)
+            .unwrap(),
+    );
+    for message in messages {
+        let said = match message {
+            Message::Heartbeat { sent_at, version } => Message::ReadLease { sent_at, version },
+            Message::Prepare {
+                number,
+                transaction,
+                ..
+            } if is_full && transaction.change.creates() => Message::Refused {
+                number,
+                reason: Refuse::Rows(Refusal::MemoryLimit("full".into())),
+            },
+            Message::Prepare { number, .. } | Message::Recover { number, .. } => {
+                Message::Accepted { number }
+            }
+            _ => continue,
+        };
+        replicator.receive(2, TO_BACKUP, said);
+    }
+}
+
+/// Push new rows; the outcome once the backup has answered, and the share that went with it.
+fn pushed(replicator: &Arc<Replicator>, sequence: u64, is_full: bool) -> (Outcome, u32) {
+    let space = replicator.store().space();
+    let mut keys: Vec<u64> = (sequence * 400..sequence * 400 + 400).collect();
+    keys.sort_by_key(|&key| space.slot_of(key));
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let batch = Batch::new(&keys, &[1.0; 400]);
+    let id = push_of(own(3), sequence).id;
+    let mut made = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
+    replicator.store().prepare(&mut made).unwrap();
+    let share = made.stamp.share;
+    let Answer::Later(mut outcome) = replicator.push(made).unwrap().0 else {
+        panic!("there is a backup to wait for");
+    };
+    answer(replicator, is_full);
+    (outcome.try_recv().unwrap(), share)
+}
+
+/// A backup that has less memory is full first. Its master lets the table give up rows then, and
+/// does not find room for more than the backup has.
+#[test]
+fn a_full_backup_lets_its_master_evict() {
+    let replicator = master_of_small_backup();
+    let rows = || replicator.store().usage("t").unwrap().rows;
+    let (outcome, capacity) = pushed(&replicator, 0, false);
+    outcome.unwrap();
+    assert_eq!((rows(), capacity), (400, 250_000));
+    assert_eq!(replicator.relieve(), Gone::default());
+    // It comes again, and no client is told that there is no room.
+    let refused = pushed(&replicator, 1, true).0.unwrap_err();
+    assert!(matches!(refused, Refusal::NotReady(_)), "{refused:?}");
+    let relieving = {
+        let replicator = Arc::clone(&replicator);
+        std::thread::spawn(move || replicator.relieve())
+    };
+    while !relieving.is_finished() {
+        answer(&replicator, true);
+        std::thread::yield_now();
+    }
+    let gone = relieving.join().unwrap();
+    assert!(gone.evicted > 0);
+    assert_eq!(rows(), 400 - gone.evicted);
+    let (outcome, share) = pushed(&replicator, 2, true);
+    assert!(u64::from(share) < 100, "{share}");
+    assert!(matches!(outcome, Err(Refusal::NotReady(_))), "{outcome:?}");
+    let (outcome, _) = pushed(&replicator, 3, false);
+    assert!(outcome.unwrap().gone.evicted > 0);
+    assert!(rows() <= 4 * u64::from(share));
 }

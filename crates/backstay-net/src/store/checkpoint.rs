@@ -4,7 +4,7 @@ use backstay_core::engine::{Engine, ServingState, SlotSnapshot};
 use backstay_core::error::Refusal;
 use backstay_core::table::SlotRows;
 
-use super::room::Room;
+use super::room::{Coming, Room};
 use super::Store;
 
 /// Rows of a slot that are copied while pushes wait: some hundred KB.
@@ -60,7 +60,7 @@ impl Store {
         table: u64,
         rows: (&[u64], &[f32], &[f32]),
     ) -> Result<PreparedRows, Refusal> {
-        let room = self.room_for(slot, table, rows.0)?;
+        let room = self.room_for(slot, table, rows.0, Coming::Copied)?;
         let layout = self.stripe_of(slot)?.read().table(table)?.layout();
         let rows = layout.slot_rows(self.space, slot, rows)?;
         Ok(PreparedRows {
@@ -88,7 +88,7 @@ impl Store {
         table: u64,
         rows: (&[u64], &[f32], &[f32]),
     ) -> Result<(), Refusal> {
-        let _room = self.room_for(slot, table, rows.0)?;
+        let _room = self.room_for(slot, table, rows.0, Coming::Copied)?;
         self.write(self.stripe(slot), Some(table), |engine| {
             engine.put_rows(table, slot, rows)
         })

@@ -1,65 +1,126 @@
 //! Room for the rows that pushes under way may create: reserved before anything changes, so that
-//! the memory limit holds.
+//! the memory limit holds. What is reserved counts together with the account of all parts
+//! ([`crate::memory`]), and the transactions themselves count as long as anything has them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use backstay_core::error::Refusal;
 use backstay_core::transaction::{Run, Transaction};
 
 use super::Store;
+use crate::memory::{Held, Memory, Part};
 
-/// Memory reserved for a push under way.
+/// Transactions under way may take this part of the limit; more of them have to wait.
+const UNDER_WAY: u64 = 8;
+/// The longest time that the sender of new rows waits before its next push.
+const LONGEST_PAUSE: Duration = Duration::from_millis(4);
+
+/// How rows come to a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coming {
+    /// As they are, from another node or a checkpoint.
+    Copied,
+    /// By pushes, which may have to count them first.
+    Pushed,
+}
+
+/// Memory reserved for a push under way, and the memory of the push.
 #[derive(Debug)]
 pub(super) struct Room {
-    reserved: Arc<AtomicU64>,
-    bytes: u64,
+    memory: Arc<Memory>,
+    reserved: u64,
+    /// The push needs new memory, and there is little.
+    pause: Duration,
+    _push: Held,
+}
+
+impl Room {
+    /// For how long the sender is to wait before its next push.
+    pub(super) fn pause(&self) -> Duration {
+        self.pause
+    }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.memory.give_back(self.reserved);
     }
 }
 
 impl Store {
-    /// Bytes that the new rows of these runs of a push take, if they fit the limit; they are free again when
-    /// what is returned is dropped.
+    /// Bytes that the new rows of these runs of a push take, if they fit the limit; they are free
+    /// again when what is returned is dropped.
     pub(super) fn reserve(&self, transaction: &Transaction, runs: &[Run]) -> Result<Room, Refusal> {
-        if self.memory_limit_bytes == 0 {
-            return self.reserve_bytes(0);
-        }
-        self.reserve_bytes(self.growth_bytes(transaction, runs)?)
-    }
-
-    /// The same for so many bytes.
-    pub(super) fn reserve_bytes(&self, wanted: u64) -> Result<Room, Refusal> {
-        let reserved = Arc::clone(&self.reserved_bytes);
-        let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
-        let room = Room {
-            reserved,
-            bytes: wanted,
+        let reserved = if self.has_memory_limit() && transaction.change.creates() {
+            // While there is much room, nobody looks which of the rows are there already.
+            let most = self.most_growth_bytes(transaction, runs)?;
+            if self.memory.reserve_easily(most) {
+                return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
+            }
+            let wanted = self.growth_bytes(transaction, runs)?;
+            if !self.memory.reserve(wanted) {
+                return Err(self.no_room(wanted));
+            }
+            wanted
+        } else {
+            0
         };
-        if wanted > 0 && self.allocated_bytes() + all > self.memory_limit_bytes {
-            return Err(self.no_room(wanted));
-        }
-        Ok(room)
+        let pause = match reserved {
+            0 => Duration::ZERO,
+            _ => LONGEST_PAUSE * self.memory.shortage() as u32 / 1000,
+        };
+        Ok(self.room(reserved, pause, transaction.allocated_bytes()))
     }
 
-    /// The same for rows that come to one slot by another way than a push.
+    fn room(&self, reserved: u64, pause: Duration, push_bytes: usize) -> Room {
+        let mut push = Held::new(&self.memory, Part::Transactions);
+        push.set(push_bytes);
+        Room {
+            memory: Arc::clone(&self.memory),
+            reserved,
+            pause,
+            _push: push,
+        }
+    }
+
+    /// Refuse a push for now if those under way take too much: more would come than go.
+    pub(super) fn check_under_way(&self, transaction: &Transaction) -> Result<(), Refusal> {
+        let most = self.memory.limit_bytes() / UNDER_WAY;
+        let (known, more) = (
+            self.memory.of(Part::Transactions),
+            transaction.allocated_bytes() as u64,
+        );
+        // A single one that is too large must not wait for ever.
+        if most == 0 || known == 0 || known + more <= most {
+            return Ok(());
+        }
+        Err(Refusal::NotReady(format!(
+            "pushes under way take {known} bytes, and may take {most} (an eighth of memory_limit_bytes)"
+        )))
+    }
+
+    /// Room for rows that come to one slot by another way than a push of their own.
     pub(super) fn room_for(
         &self,
         slot: u32,
         table: u64,
         keys: &[u64],
+        coming: Coming,
     ) -> Result<Option<Room>, Refusal> {
-        if self.memory_limit_bytes == 0 || keys.is_empty() {
+        if !self.has_memory_limit() || keys.is_empty() {
             return Ok(None);
         }
         let engine = self.stripes[self.stripe(slot)].read();
-        let wanted = engine.table(table)?.growth_bytes(keys) as u64;
+        let wanted = match coming {
+            Coming::Copied => engine.table(table)?.growth_bytes(keys),
+            Coming::Pushed => engine.growth_bytes(table, keys)?,
+        } as u64;
         drop(engine);
-        self.reserve_bytes(wanted).map(Some)
+        if self.memory.reserve(wanted) {
+            return Ok(Some(self.room(wanted, Duration::ZERO, 0)));
+        }
+        Err(self.no_room(wanted))
     }
 
     pub(super) fn growth_bytes(
@@ -82,11 +143,21 @@ impl Store {
         Ok(wanted)
     }
 
+    /// The same if all rows were new.
+    fn most_growth_bytes(&self, transaction: &Transaction, runs: &[Run]) -> Result<u64, Refusal> {
+        let mut wanted = 0;
+        for (stripe, runs) in self.stripes_of(runs) {
+            let engine = self.stripes[stripe].read();
+            wanted += engine.most_growth_bytes(transaction.table, runs)? as u64;
+        }
+        Ok(wanted)
+    }
+
     pub(super) fn no_room(&self, wanted: u64) -> Refusal {
         Refusal::MemoryLimit(format!(
             "the new rows need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
-            self.allocated_bytes(),
-            self.memory_limit_bytes
+            self.memory.used(),
+            self.memory.limit_bytes()
         ))
     }
 }

@@ -13,6 +13,7 @@ use backstay_core::replication::Rows;
 use backstay_core::table::PlainRows;
 use backstay_core::transaction::{StagedRun, Transaction};
 
+use super::room::Coming;
 use super::Store;
 
 impl Rows for Store {
@@ -53,7 +54,7 @@ impl Rows for Store {
         for (stripe, _) in self.stripes_of(transaction.runs()) {
             self.stripes[stripe].read().check(transaction)?;
         }
-        if self.memory_limit_bytes > 0 && !transaction.has_attachment() {
+        if self.has_memory_limit() && !transaction.has_attachment() {
             return Err(self.no_room(self.growth_bytes(transaction, transaction.runs())?));
         }
         Ok(())
@@ -127,8 +128,11 @@ impl Rows for Store {
     }
 
     fn read_copy(&self, slot: u32, reader: &mut CopyReader, most: u64) -> CopyPiece {
-        let mut engine = self.stripes[self.stripe(slot)].write();
-        engine.read_copy(slot, reader, most)
+        let stripe = self.stripe(slot);
+        let mut engine = self.stripes[stripe].write();
+        let piece = engine.read_copy(slot, reader, most);
+        self.count_kept(stripe, &engine);
+        piece
     }
 
     fn clear_slot(&self, slot: u32) {
@@ -157,13 +161,13 @@ impl Rows for Store {
         let mut rooms = Vec::with_capacity(tables.len());
         for (table, keys) in tables {
             let keys: Vec<u64> = keys.into_iter().collect();
-            rooms.push(self.room_for(slot, table, &keys)?);
+            rooms.push(self.room_for(slot, table, &keys, Coming::Pushed)?);
         }
         Ok(())
     }
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
-        let _room = self.room_for(slot, table, &rows.0)?;
+        let _room = self.room_for(slot, table, &rows.0, Coming::Copied)?;
         let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
         self.write(self.stripe(slot), Some(table), |engine| {
             engine.add_rows(table, slot, rows)

@@ -54,6 +54,8 @@ pub fn options() -> ServerOptions {
         handshake_timeout: PATIENCE,
         stall_timeout: PATIENCE,
         peer_tls: None,
+        stream_grace: Duration::from_secs(3600),
+        counts_process: false,
         replica: ReplicaOptions::default(),
     }
 }

@@ -1,0 +1,128 @@
+//! Lets tables with a capacity give up rows while memory is short, here or at a backup.
+//!
+//! A look every now and then gives them smaller shares ([`Store::shrink_shares`]), which pushes
+//! bring into their slots; and evicts by transactions of its own, because other tables need the room,
+//! too. A backup that has less memory is full before its master is. It refuses pushes then, and
+//! the master keeps the smaller shares for a minute, so that it is not refused again and again.
+//!
+//! [`Store::shrink_shares`]: crate::store::Store
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backstay_core::hash::table_id;
+use backstay_core::life::Gone;
+use backstay_core::replication::Micros;
+use backstay_core::spec::TableSpec;
+use backstay_core::stream::{StreamId, TransactionId};
+use tracing::{debug, info};
+
+use super::periods::{decay_stream, EVICTIONS, REST};
+use super::Replicator;
+use crate::store::ShortOf;
+
+/// Time between two looks at the memory.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// In one look shares become smaller so many times at most, each time by a few percent of the rows.
+const PASSES: u32 = 16;
+/// Smaller shares stay for so long after memory was short here.
+const AFTER_A_SHORTAGE: Micros = 1_000_000;
+/// The same after a backup had no room.
+const AFTER_A_REFUSAL: Micros = 60_000_000;
+
+/// What one look tells the next.
+#[derive(Debug, Default)]
+pub(super) struct Relieving {
+    /// Pushes that backups had no room for, by then.
+    refused: u64,
+    /// Until when smaller shares stay.
+    until: Micros,
+    /// The sequence of the last eviction.
+    sequence: u64,
+}
+
+impl Replicator {
+    /// Look whether memory is short, and let tables with a capacity give up rows if it is. What went.
+    pub fn relieve(self: &Arc<Self>) -> Gone {
+        let refused = self.state.lock().replica.counters.refused_for_room;
+        // What some push lacked goes first, so that it finds room when it comes again.
+        let (now, lacked) = (self.now(), self.store.memory().take_lacked());
+        let is_short = self.store.memory().is_short_of(lacked);
+        let mut relieving = self.relieving.lock();
+        let has_full_backup = relieving.refused != refused;
+        relieving.refused = refused;
+        if !is_short && !has_full_backup {
+            if now >= relieving.until {
+                self.store.restore_shares();
+            }
+            return Gone::default();
+        }
+        let (short, stays) = if has_full_backup {
+            (ShortOf::ABackup, AFTER_A_REFUSAL)
+        } else {
+            (ShortOf::Here, AFTER_A_SHORTAGE)
+        };
+        relieving.until = relieving.until.max(now + stays);
+        let mut gone = Gone::default();
+        let wanted = (!has_full_backup).then_some(lacked);
+        for _ in 0..PASSES {
+            let before = gone.evicted;
+            for (table, share) in self.store.shrink_shares(short) {
+                gone += self.evict(&table, share, wanted, &mut relieving);
+            }
+            let is_short = self.store.memory().is_short_of(lacked);
+            if gone.evicted == before || has_full_backup || !is_short {
+                break;
+            }
+        }
+        if gone.evicted > 0 {
+            info!(
+                evicted = gone.evicted,
+                has_full_backup, "memory is short: tables with a capacity gave up rows"
+            );
+        }
+        gone
+    }
+
+    /// Remove what lies above a share, slot by slot, while memory is short of so many bytes. None:
+    /// whether it is or not.
+    fn evict(
+        self: &Arc<Self>,
+        table: &TableSpec,
+        share: u32,
+        wanted: Option<u64>,
+        relieving: &mut Relieving,
+    ) -> Gone {
+        let mut gone = Gone::default();
+        let stream = StreamId {
+            task: EVICTIONS,
+            ..decay_stream(table_id(&table.name))
+        };
+        for slot in self.store.slots_above(table, share) {
+            if wanted.is_some_and(|bytes| !self.store.memory().is_short_of(bytes)) {
+                break;
+            }
+            // Another master's numbers in this slot were by the same clock of the day.
+            let first = u64::from(self.store.seconds()) * 1_000_000;
+            relieving.sequence = first.max(relieving.sequence + 1);
+            let id = TransactionId {
+                stream,
+                sequence: relieving.sequence,
+            };
+            let begun = Instant::now();
+            let made = self.store.eviction(table, id, (slot, share));
+            match made.and_then(|made| self.push_and_wait(made)) {
+                Ok(went) => {
+                    gone += went;
+                    std::thread::sleep(begun.elapsed() * REST);
+                }
+                // The next look tries again.
+                Err(refusal) => {
+                    debug!(slot, %refusal, "a slot could not give up rows");
+                    break;
+                }
+            }
+        }
+        gone
+    }
+}
