@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from backstay.config import ClientConfig
-from backstay.errors import MemoryLimitReached
+from backstay.errors import MemoryLimitReached, OutcomeUnknown
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import Adagrad, Capacity, Lifetime, TableSpec
@@ -92,7 +92,8 @@ def train(arguments: argparse.Namespace) -> None:
             before = time.monotonic()
             try:
                 client.push(table, keys, gradients)
-            except MemoryLimitReached:
+            except (MemoryLimitReached, OutcomeUnknown):
+                # One server may have its part and the other one refuse.
                 refused += 1
             took = time.monotonic() - before
             if is_normal:

@@ -215,7 +215,7 @@ impl Engine {
     pub fn content_bytes(&self) -> (usize, usize) {
         let (mut rows, mut counters) = (0, 0);
         for table in self.tables.values() {
-            let part = if table.spec().is_companion() {
+            let part = if table.is_companion() {
                 &mut counters
             } else {
                 &mut rows
@@ -595,7 +595,7 @@ impl Engine {
         let Some(table) = self.tables.get(&table) else {
             return (0, 0);
         };
-        if table.spec().is_companion() {
+        if table.is_companion() {
             return (0, table.allocated_bytes());
         }
         let companion = table.companion().and_then(|id| self.tables.get(&id));

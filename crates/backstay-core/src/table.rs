@@ -40,6 +40,7 @@ struct Place {
 pub struct Table {
     id: u64,
     spec: Arc<TableSpec>,
+    is_companion: bool,
     initializer: RowInitializer,
     space: SlotSpace,
     first_slot: u32,
@@ -65,6 +66,7 @@ impl Table {
         let optimizer = &spec.optimizer;
         Self {
             id: table_id(&spec.name),
+            is_companion: spec.is_companion(),
             initializer: RowInitializer::new(&spec),
             optimizer_words: optimizer.state_elements(elements),
             state_words: spec.state_words(),
@@ -92,6 +94,11 @@ impl Table {
     /// Its description.
     pub fn spec(&self) -> &Arc<TableSpec> {
         &self.spec
+    }
+
+    /// Whether it holds what another table counts of keys without a row.
+    pub(crate) fn is_companion(&self) -> bool {
+        self.is_companion
     }
 
     /// Rows of this range of slots.

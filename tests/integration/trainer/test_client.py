@@ -351,7 +351,7 @@ def test_new_rows_beyond_the_memory_limit_are_refused_and_old_ones_still_train()
         LocalCluster(servers=1, settings=settings) as cluster,
         Client(cluster.endpoints) as client,
     ):
-        # Rows of 64 KiB: the limit is of the whole process, and soon reached.
+        # Rows of 64 KiB, because the limit is of the whole process; a push of ten is one frame.
         wide = 2**14
         table = client.create_table(
             TableSpec.sparse("t", wide, optimizer=SGD(1.0), initializer=Zeros())
@@ -359,19 +359,19 @@ def test_new_rows_beyond_the_memory_limit_are_refused_and_old_ones_still_train()
         accepted = 0
 
         def push_rows(first: int) -> None:
-            client.push(table, np.arange(first, first + 50), np.ones((50, wide), np.float32))
+            client.push(table, np.arange(first, first + 10), np.ones((10, wide), np.float32))
 
         def push_new_rows_for_ever() -> None:
             nonlocal accepted
             while True:
                 push_rows(accepted)
-                accepted += 50
+                accepted += 10
 
         with pytest.raises(errors.MemoryLimitReached, match="memory_limit_bytes") as refused:
             push_new_rows_for_ever()
         assert refused.value.retry_safe
         assert 500 < accepted < 2**28 // (4 * wide)
-        for first in range(0, accepted, 50):
+        for first in range(0, accepted, 10):
             push_rows(first)
         some = np.arange(0, accepted, 97)
         assert np.array_equal(client.pull(table, some), np.full((some.size, wide), -2, np.float32))
