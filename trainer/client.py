@@ -70,6 +70,10 @@ class ClientStats:
         retries: Requests sent again because no answer came or a slot was not there.
         failovers: Requests, or parts of them, that went to another server than before.
         waits: Calls that had to wait for a server or for a newer routing.
+        stale_slots: Slots of those pushes of which it is known how stale the push was there.
+        staleness_sum: All of that together; over ``stale_slots``, the mean staleness.
+        staleness_max: The highest.
+        staleness_unknown: Slots of pushes of which it is not known, such as after a restore.
     """
 
     pulls: int
@@ -79,6 +83,10 @@ class ClientStats:
     retries: int
     failovers: int
     waits: int
+    stale_slots: int
+    staleness_sum: int
+    staleness_max: int
+    staleness_unknown: int
 
 
 class Client:
@@ -579,6 +587,8 @@ class Client:
         known = self._tables.get(spec.name)
         if known is None or known.spec != spec:
             known = self._tables[spec.name] = Table.of(spec)
+            if self._config.measure_staleness:
+                self._native.track_staleness(known.id)
         return known
 
     def _table(self, table: Table | str) -> Table:

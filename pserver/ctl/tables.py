@@ -219,7 +219,8 @@ def _show(report: dict[str, Any]) -> None:
 
 def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
     lives = any(table["spec"].get("lifetime") for table in reported)
-    more = ("counters", "lifetime") if lives else ()
+    told = any(table["stale_slots"] for table in reported)
+    more = (*(("counters", "lifetime") if lives else ()), *(("staleness",) if told else ()))
     shown = grid("table", "kind", "storage", "optimizer", "rows", "copies", "memory", *more)
     for table in reported:
         spec = table["spec"]
@@ -234,8 +235,15 @@ def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
             f"{table['copies']:,}",
             size_text(table["bytes"]),
             *((f"{table['counters']:,}", lifetime_text(table["spec"])) if lives else ()),
+            *((staleness_text(table),) if told else ()),
         )
     print_whole(console, shown)
+
+
+def staleness_text(table: dict[str, Any]) -> str:
+    """Return the mean staleness of pushes to a table; empty: it is not measured."""
+    slots = table["stale_slots"]
+    return f"{table['staleness_sum'] / slots:.1f}" if slots else ""
 
 
 def settings_text(spec: dict[str, Any]) -> str:

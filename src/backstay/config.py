@@ -592,6 +592,11 @@ class ClientConfig(SecurityConfig):
         "Whether an existing table takes other settings that a trainer asks for. Jobs have "
         "their own rule.",
     )
+    measure_staleness: bool = setting(
+        False,
+        "Whether pushes tell from where their gradients come, so that it is counted how stale "
+        "they are. Workers of jobs in mode async or bounded always do.",
+    )
 
 
 _warned_of: set[str] = set()

@@ -9,6 +9,7 @@ use std::ops::AddAssign;
 
 use crate::hash::{mix64, SlotSpace};
 use crate::spec::lifetime::{Evict, Expiry, Lifetime, Score};
+use crate::staleness::Staleness;
 use crate::stream::TransactionId;
 
 /// The part of a share that an eviction makes free: 1/16.
@@ -339,6 +340,8 @@ pub struct Gone {
     pub evicted: u64,
     /// Keys of a push that got no row.
     pub not_admitted: u64,
+    /// How stale its gradients were.
+    pub stale: Staleness,
 }
 
 impl Gone {
@@ -366,5 +369,6 @@ impl AddAssign for Gone {
         self.counters += other.counters;
         self.evicted += other.evicted;
         self.not_admitted += other.not_admitted;
+        self.stale += other.stale;
     }
 }

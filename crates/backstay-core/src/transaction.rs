@@ -8,6 +8,7 @@ use crate::hash::SlotSpace;
 use crate::life::Thresholds;
 use crate::optimizer::OptimizerStamp;
 use crate::spec::TableSpec;
+use crate::staleness;
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -112,6 +113,11 @@ impl Change {
         }
     }
 
+    /// Whether it brings gradients.
+    pub fn updates(&self) -> bool {
+        matches!(self, Self::Update { .. } | Self::Observe { .. })
+    }
+
     /// Whether it may create rows.
     pub fn creates(&self) -> bool {
         self.values(1) > 0
@@ -138,6 +144,8 @@ pub struct Run {
     pub start: u32,
     /// Behind its last key.
     pub end: u32,
+    /// Where its gradients come from: a word of [`crate::staleness`].
+    pub origin: u64,
 }
 
 /// A run with its place in the slot's order.
@@ -217,6 +225,7 @@ impl Transaction {
             slot,
             start: 0,
             end: 0,
+            origin: staleness::UNTOLD,
         };
         Self {
             id,
@@ -271,6 +280,26 @@ impl Transaction {
         self.id == next.id || self.change == Change::Close && self.id.stream == next.id.stream
     }
 
+    /// Say from where the gradients of each slot come. Refuses another number than that of its slots.
+    pub fn tell_origins(&mut self, origins: &[u64]) -> Result<(), Refusal> {
+        if origins.len() != self.runs.len() {
+            return Err(Refusal::InvalidRequest(format!(
+                "{} origins came for the {} slots of a push: there must be one for each",
+                origins.len(),
+                self.runs.len()
+            )));
+        }
+        for (run, &origin) in self.runs.iter_mut().zip(origins) {
+            run.origin = origin;
+        }
+        Ok(())
+    }
+
+    /// Whether it says from where its gradients come in any slot.
+    pub fn tells_origins(&self) -> bool {
+        self.runs.iter().any(|run| run.origin != staleness::UNTOLD)
+    }
+
     /// Its slots, ascending, with their keys.
     pub fn runs(&self) -> &[Run] {
         &self.runs
@@ -294,6 +323,7 @@ pub fn cut(space: SlotSpace, keys: &[u64]) -> Result<Vec<Run>, Refusal> {
                 slot,
                 start: at,
                 end: at + 1,
+                origin: staleness::UNTOLD,
             }),
         }
     }

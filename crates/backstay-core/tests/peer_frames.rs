@@ -112,6 +112,7 @@ fn messages() -> Vec<Message> {
         )],
         closed: vec![stream(2), stream(3)],
         time: 12,
+        updates: vec![(77, 13), (78, 1)],
     };
     let rows = (vec![1, 2, 3], vec![0.5; 3 * DIM], vec![0.25; 3]);
     vec![
@@ -278,6 +279,49 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
         let under = got.optimizer.and_then(|stamp| optimizer.under(&stamp));
         assert_eq!(under, Some(optimizer), "{text}");
     }
+}
+
+/// The bytes of a push that does not tell origins are as long as ever.
+#[test]
+fn a_prepare_carries_the_origins_of_its_places() {
+    let (untold, _) = push();
+    let mut told = (*untold).clone();
+    let origins: Vec<u64> = (0..told.runs().len() as u64).map(|n| 1000 + n).collect();
+    told.tell_origins(&origins).unwrap();
+    let sizes = [(*untold).clone(), told].map(|transaction| {
+        let places = transaction.runs().iter().step_by(2).map(|run| StagedRun {
+            term: 2,
+            position: 100,
+            run: *run,
+        });
+        let places: Vec<StagedRun> = places.collect();
+        let message = Message::Prepare {
+            number: 1,
+            lsn: 2,
+            decided: 1,
+            places: places.clone(),
+            transaction: Arc::new(transaction),
+        };
+        let (meta, body) = bytes(&encode(&message));
+        let PeerFrame::Message(Message::Prepare {
+            places: back,
+            transaction: got,
+            ..
+        }) = read(&meta, &body).unwrap()
+        else {
+            panic!("no prepare came back");
+        };
+        let origins = |places: &[StagedRun]| -> Vec<u64> {
+            places.iter().map(|place| place.run.origin).collect()
+        };
+        assert_eq!(origins(&back), origins(&places));
+        let runs: Vec<u64> = got.runs().iter().map(|run| run.origin).collect();
+        assert_eq!(runs, origins(&places));
+        assert!(read(&meta, &body[..body.len() - 8]).is_err());
+        (meta.len(), body.len(), back.len())
+    });
+    let [(meta, body, places), told] = sizes;
+    assert_eq!(told, (meta, body + 8 * places, places));
 }
 
 #[test]

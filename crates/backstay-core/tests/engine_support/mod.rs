@@ -65,6 +65,13 @@ pub fn push(stream: u64, sequence: u64, floor: u64, keys: &[u64], value: f32) ->
     Arc::new(Transaction::new(space(), id, floor, table_id("t"), change, batch).unwrap())
 }
 
+/// The same, from where its gradients come in each of its slots.
+pub fn told(push: &Transaction, origins: &[u64]) -> Arc<Transaction> {
+    let mut push = push.clone();
+    push.tell_origins(origins).unwrap();
+    Arc::new(push)
+}
+
 pub fn delete(stream: u64, sequence: u64, keys: &[u64]) -> Arc<Transaction> {
     let push = push(stream, sequence, 0, keys, 0.0);
     let batch = Batch::new(keys, &[]);

@@ -326,6 +326,7 @@ pub fn pull_meta(table: &str, keys: usize) -> PullMeta {
         routing_version: 1,
         key_count: keys as u32,
         row_elements: DIM as u32,
+        origins: false,
     }
 }
 
@@ -351,6 +352,7 @@ pub fn push_meta(table: &str, keys: usize, job: u64, sequence: u64, floor: u64) 
         change: Change::Update {
             learning_rate_scale: 1.0,
         },
+        origins: false,
     }
 }
 
