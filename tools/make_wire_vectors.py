@@ -36,7 +36,7 @@ def push(kind: int, scale: float, **changes: int) -> wire.Fields:
         "floor": 3,
     }
     fields |= {"key_count": 2, "row_elements": 3, "learning_rate_scale": scale, "kind": kind}
-    fields["flags"] = 0
+    fields |= {"flags": 0, "compensation": 0}
     return fields | changes
 
 
@@ -161,6 +161,7 @@ def hostile_frames() -> list[dict[str, Any]]:
         ("text over its limit", long_text, 1),
         ("text that is not UTF-8", not_utf8, 1),
         ("unknown kind of push", patched(gradients, 32 + 60, "B", 3), 1),
+        ("unknown compensation", patched(gradients, 32 + 62, "B", 9), 1),
         ("unknown flag of a push", patched(gradients, 32 + 61, "B", 2), 1),
         ("origins without gradients", patched(good["push of weights"], 32 + 61, "B", 1), 5),
         ("unknown flag of a pull", patched(good["pull with origins"], 32 + 24, "Q", 2), 1),

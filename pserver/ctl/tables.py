@@ -25,7 +25,13 @@ from backstay.pserver.ctl.asking import (
     json_option,
 )
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
-from backstay.pserver.tables.settings import NON_FINITE, settings_of, shown_policy
+from backstay.pserver.tables.settings import (
+    NON_FINITE,
+    STALENESS,
+    settings_of,
+    shown_policy,
+    staleness_of,
+)
 
 __all__ = ["parse_assignments", "tables"]
 
@@ -79,11 +85,12 @@ def set_settings(
 ) -> None:
     """Change settings of a table that exists, while it is trained.
 
-    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1; or non_finite, whose
-    VALUE is refuse or clip:LIMIT; or of its lifetime: expiry.*, capacity.rows or .bytes,
-    score.decay, unadmitted, with the VALUE null for none. Every push taken on after this has ended
-    is applied under the new settings, on all copies. What the layout of the rows depends on cannot
-    change: another optimizer, the dimension, the storage, which statistics a row keeps.
+    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1; or staleness, whose
+    VALUE is ignore or scale; or non_finite, whose VALUE is refuse or clip:LIMIT; or of its
+    lifetime: expiry.*, capacity.rows or .bytes, score.decay, unadmitted, with the VALUE null for
+    none. Every push taken on after this has ended is applied under the new settings, on all copies.
+    What the layout of the rows depends on cannot change: another optimizer, the dimension, the
+    storage, which statistics a row keeps.
     """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
         settings = parse_assignments(assignments)
@@ -252,6 +259,8 @@ def settings_text(spec: dict[str, Any]) -> str:
     if name == "user":
         name = f"user {own['name']}"
     words = [name, *(f"{key}={json.dumps(value)}" for key, value in settings_of(spec).items())]
+    if staleness_of(spec) != "ignore":
+        words.append(f"{STALENESS}={staleness_of(spec)}")
     if spec[NON_FINITE] != "refuse":
         words.append(f"{NON_FINITE}={shown_policy(spec[NON_FINITE])}")
     return " ".join(words)

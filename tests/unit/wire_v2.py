@@ -41,7 +41,7 @@ OPCODES = {
     "Error": 0xFF,
 }
 STREAM = (("job", "Q"), ("pass", "I"), ("task", "I"))
-# "t" is a text; "2x" and "5x" are reserved bytes; "Q?" is there or not, with all behind it.
+# "t" is a text; "1x" and "5x" are reserved bytes; "Q?" is there or not, with all behind it.
 PUSH = (
     ("table", "Q"),
     ("routing_version", "Q"),
@@ -53,7 +53,8 @@ PUSH = (
     ("learning_rate_scale", "f"),
     ("kind", "B"),
     ("flags", "B"),
-    ("reserved", "2x"),
+    ("compensation", "B"),
+    ("reserved", "1x"),
 )
 EXPIRE = (
     *PUSH,

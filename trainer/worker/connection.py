@@ -91,7 +91,11 @@ def connect(
     framework = adapter(definition.framework(spec.framework))
     if spec.mode.kind in ("async", "bounded"):
         # Other workers change the rows while a batch is computed.
-        config = replace(config or ClientConfig.load(), measure_staleness=True)
+        config = replace(
+            config or ClientConfig.load(),
+            measure_staleness=True,
+            staleness=spec.mode.compensation,
+        )
     session = init(
         endpoints,
         trainer_id=0,

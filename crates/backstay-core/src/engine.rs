@@ -91,6 +91,8 @@ impl std::ops::AddAssign for StageReport {
 
 /// How stale an update is, slot by slot, while it is applied.
 struct Ages {
+    /// Whether the table needs origins, so that each one that is missing counts.
+    wanted: bool,
     /// Of the table, by slot; empty for what is no update.
     updates: Vec<u64>,
     push: Staleness,
@@ -99,9 +101,10 @@ struct Ages {
 }
 
 impl Ages {
-    fn of(table: &mut Table, change: Change) -> Self {
+    fn of(table: &mut Table, transaction: &Transaction) -> Self {
         Self {
-            updates: if change.updates() {
+            wanted: !transaction.compensation.is_ignore(),
+            updates: if transaction.change.updates() {
                 table.take_updates()
             } else {
                 Vec::new()
@@ -116,7 +119,7 @@ impl Ages {
     fn count(&mut self, at: usize, slot: &Slot, origin: u64) -> Option<u32> {
         let updates = self.updates.get_mut(at)?;
         *updates += 1;
-        if origin == UNTOLD {
+        if origin == UNTOLD && !self.wanted {
             return None;
         }
         let staleness = staleness::staleness(origin, slot.epoch, *updates - 1);
@@ -565,9 +568,10 @@ impl Engine {
         let (change, stamp) = (transaction.change, transaction.stamp);
         let elements = change.values(table.spec().row_elements());
         let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
-        let mut ages = Ages::of(table, change);
+        let mut ages = Ages::of(table, transaction);
         let mut gone = Gone::default();
-        let mut write = |keys: Range<usize>, time: u32| {
+        let mut write = |keys: Range<usize>, (time, divisor): (u32, f32)| {
+            let change = change.slowed(divisor);
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
             let keys = &transaction.batch.keys()[keys];
             if is_live {
@@ -580,7 +584,7 @@ impl Engine {
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
         let start = places[0].run.start as usize;
-        let (mut joined, mut joined_time) = (start..start, 0);
+        let (mut joined, mut joined_as) = (start..start, (0, 1.0));
         for StagedRun { run, .. } in places {
             let slot = (run.slot - first_slot) as usize;
             self.slots[slot].position += 1;
@@ -590,14 +594,15 @@ impl Engine {
                 time = self.slots[slot].time.max(stamp.time);
                 self.slots[slot].time = time;
             }
-            ages.count(slot, &self.slots[slot], run.origin);
+            let staleness = ages.count(slot, &self.slots[slot], run.origin);
+            let now_as = (time, transaction.compensation.divisor(staleness));
             let keys = run.start as usize..run.end as usize;
-            if joined.end != keys.start || joined_time != time {
-                write(std::mem::replace(&mut joined, keys.clone()), joined_time);
+            if joined.end != keys.start || joined_as != now_as {
+                write(std::mem::replace(&mut joined, keys.clone()), joined_as);
             }
-            (joined.end, joined_time) = (keys.end, time);
+            (joined.end, joined_as) = (keys.end, now_as);
         }
-        write(joined, joined_time);
+        write(joined, joined_as);
         gone.stale = ages.finish(table);
         if stamp.share > 0 && change.creates() {
             for StagedRun { run, .. } in places {

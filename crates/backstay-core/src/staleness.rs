@@ -7,6 +7,8 @@
 
 use std::ops::AddAssign;
 
+use serde::{Deserialize, Serialize};
+
 /// The origin of a push that does not tell it, or of a slot that its client never read.
 pub const UNTOLD: u64 = u64::MAX;
 
@@ -31,6 +33,52 @@ pub fn staleness(origin: u64, epoch: u64, updates: u64) -> Option<u32> {
     }
     let behind = now.checked_sub(origin)?;
     Some(u32::try_from(behind).unwrap_or(u32::MAX))
+}
+
+/// What a table does about stale gradients. It travels with each push, so that every replica does
+/// the same, whatever it knows of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compensation {
+    /// Nothing.
+    #[default]
+    Ignore,
+    /// The learning rate of a push is divided by its staleness in each slot, where that is above 1.
+    ///
+    /// Source: W. Zhang, S. Gupta, X. Lian and J. Liu, "Staleness-aware Async-SGD for distributed deep
+    /// learning", IJCAI 2016, equation 5.
+    Scale,
+}
+
+impl Compensation {
+    /// Whether it does nothing.
+    pub fn is_ignore(&self) -> bool {
+        *self == Self::Ignore
+    }
+
+    /// By what the learning rate is divided in a slot. What is not known counts as fresh.
+    #[inline]
+    pub fn divisor(self, staleness: Option<u32>) -> f32 {
+        match self {
+            Self::Ignore => 1.0,
+            Self::Scale => staleness.unwrap_or(0).max(1) as f32,
+        }
+    }
+
+    /// Its number between servers.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Ignore => 0,
+            Self::Scale => 1,
+        }
+    }
+
+    /// From [`Self::code`].
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        [Self::Ignore, Self::Scale]
+            .into_iter()
+            .find(|one| one.code() == code)
+    }
 }
 
 /// How stale a push was in the slots that applied it.
@@ -124,6 +172,24 @@ mod tests {
         assert_eq!(staleness(origin(8, 5), 7, 9), None);
         assert_eq!(staleness(UNTOLD, 7, 9), None);
         assert_eq!(staleness(UNTOLD, (1 << 24) - 1, 9), None);
+    }
+
+    #[test]
+    fn only_what_is_staler_than_1_is_slowed() {
+        for (staleness, divisor) in [(None, 1.0), (Some(0), 1.0), (Some(1), 1.0), (Some(7), 7.0)] {
+            assert_eq!(
+                Compensation::Scale.divisor(staleness).to_bits(),
+                f32::to_bits(divisor)
+            );
+            assert_eq!(
+                Compensation::Ignore.divisor(staleness).to_bits(),
+                1f32.to_bits()
+            );
+        }
+        for one in [Compensation::Ignore, Compensation::Scale] {
+            assert_eq!(Compensation::from_code(one.code()), Some(one));
+        }
+        assert_eq!(Compensation::from_code(2), None);
     }
 
     #[test]

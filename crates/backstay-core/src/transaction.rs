@@ -8,7 +8,7 @@ use crate::hash::SlotSpace;
 use crate::life::Thresholds;
 use crate::optimizer::OptimizerStamp;
 use crate::spec::TableSpec;
-use crate::staleness;
+use crate::staleness::{self, Compensation};
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -113,6 +113,24 @@ impl Change {
         }
     }
 
+    /// The same with the learning rate divided.
+    #[must_use]
+    pub fn slowed(self, divisor: f32) -> Self {
+        match self {
+            Self::Update {
+                learning_rate_scale: scale,
+            } => Self::Update {
+                learning_rate_scale: scale / divisor,
+            },
+            Self::Observe {
+                learning_rate_scale: scale,
+            } => Self::Observe {
+                learning_rate_scale: scale / divisor,
+            },
+            other => other,
+        }
+    }
+
     /// Whether it brings gradients.
     pub fn updates(&self) -> bool {
         matches!(self, Self::Update { .. } | Self::Observe { .. })
@@ -180,6 +198,8 @@ pub struct Transaction {
     pub optimizer: Option<OptimizerStamp>,
     /// The same of a table with a lifetime.
     pub stamp: Stamp,
+    /// What is done about its staleness.
+    pub compensation: Compensation,
     runs: Vec<Run>,
     attachment: Option<Attachment>,
 }
@@ -214,6 +234,7 @@ impl Transaction {
             known_version: u64::MAX,
             optimizer: None,
             stamp: Stamp::default(),
+            compensation: Compensation::Ignore,
             runs,
             attachment: None,
         })
@@ -236,6 +257,7 @@ impl Transaction {
             known_version: u64::MAX,
             optimizer: None,
             stamp: Stamp::default(),
+            compensation: Compensation::Ignore,
             runs: slots.into_iter().map(run).collect(),
             attachment: None,
         }
@@ -245,6 +267,9 @@ impl Transaction {
     /// its master in seconds.
     pub fn stamp_by(&mut self, spec: &TableSpec, space: SlotSpace, time: u32) {
         self.optimizer = Some(spec.optimizer.stamp());
+        if self.change.updates() {
+            self.compensation = spec.staleness;
+        }
         let Some(lifetime) = &spec.lifetime else {
             return;
         };

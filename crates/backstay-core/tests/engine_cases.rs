@@ -242,6 +242,36 @@ fn a_push_is_as_stale_as_its_slots_have_moved_on() {
     assert_eq!(counts.buckets.iter().sum::<u64>(), 4);
 }
 
+/// Each slot by its own staleness; the same again changes nothing.
+#[test]
+fn a_stale_push_is_slowed_by_the_staleness_of_each_slot() {
+    let mut engine = engine(&counter());
+    let all = by_slot((0..40).collect());
+    let pulled = origins(&engine, &all);
+    for slot in 0..SLOTS {
+        for one in 0..u64::from(slot) {
+            let key: Vec<u64> = all
+                .iter()
+                .copied()
+                .filter(|&key| space().slot_of(key) == slot)
+                .take(1)
+                .collect();
+            apply(
+                &mut engine,
+                &push(1, 10 * u64::from(slot) + one, 0, &key, 0.0),
+            )
+            .unwrap();
+        }
+    }
+    let stale = scaled(&told(&push(2, 0, 0, &all, -6.0), &pulled));
+    apply(&mut engine, &stale).unwrap();
+    apply(&mut engine, &stale).unwrap();
+    for key in all {
+        let wanted = [6.0, 6.0, 3.0, 2.0][space().slot_of(key) as usize];
+        assert_eq!(read(&engine, key), wanted);
+    }
+}
+
 #[test]
 fn an_origin_of_an_earlier_life_of_a_slot_is_unknown() {
     let mut engine = engine(&counter());

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::optimizer::Optimizer;
-use backstay_core::staleness::{StalenessCounts, UNTOLD};
+use backstay_core::staleness::{Compensation, StalenessCounts, UNTOLD};
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::{Change, StagedRun, Transaction};
 use engine_support::*;
@@ -23,7 +23,8 @@ use proptest::prelude::*;
 struct Model {
     staged: BTreeMap<u32, VecDeque<Arc<Transaction>>>,
     applied: BTreeSet<(u32, TransactionId)>,
-    counts: BTreeMap<u64, u32>,
+    /// What gradients of -1 have made of a row.
+    weights: BTreeMap<u64, f32>,
     positions: BTreeMap<u32, u64>,
     updates: BTreeMap<u32, u64>,
     stale: StalenessCounts,
@@ -73,31 +74,38 @@ impl Model {
             };
             self.applied.insert((slot, transaction.id));
             *self.positions.entry(slot).or_default() += 1;
+            let mut step = 1.0;
             if transaction.change != Change::Delete {
-                self.count_update(&transaction, slot);
+                step /= self.count_update(&transaction, slot);
             }
             for &key in transaction.batch.keys() {
                 if space().slot_of(key) != slot {
                     continue;
                 }
                 if transaction.change == Change::Delete {
-                    self.counts.remove(&key);
+                    self.weights.remove(&key);
                 } else {
-                    *self.counts.entry(key).or_default() += 1;
+                    *self.weights.entry(key).or_default() += step;
                 }
             }
         }
     }
 
-    fn count_update(&mut self, transaction: &Transaction, slot: u32) {
+    /// By what the learning rate is divided.
+    fn count_update(&mut self, transaction: &Transaction, slot: u32) -> f32 {
         let mut runs = transaction.runs().iter();
         let origin = runs.find(|run| run.slot == slot).unwrap().origin;
         let updates = self.updates.entry(slot).or_default();
-        if origin != UNTOLD {
-            let behind = updates.checked_sub(origin).map(|behind| behind as u32);
+        let behind = updates.checked_sub(origin).map(|behind| behind as u32);
+        *updates += 1;
+        let scales = transaction.compensation == Compensation::Scale;
+        if scales || origin != UNTOLD {
             self.stale.count(behind);
         }
-        *updates += 1;
+        match behind {
+            Some(behind) if scales && behind > 1 => behind as f32,
+            _ => 1.0,
+        }
     }
 
     /// Apply a transaction where it has still the place it was given, with what is before it.
@@ -153,7 +161,12 @@ fn transaction((n, keys): (usize, Vec<u64>)) -> Arc<Transaction> {
     }
     let push = push(stream, sequence, 0, &keys, -1.0);
     let origin = [UNTOLD, 0, 1][n % 3];
-    told(&push, &vec![origin; push.runs().len()])
+    let push = told(&push, &vec![origin; push.runs().len()]);
+    if n.is_multiple_of(2) {
+        scaled(&push)
+    } else {
+        push
+    }
 }
 
 proptest! {
@@ -217,10 +230,10 @@ proptest! {
         }
         prop_assert_eq!(engine.table(table_id("t")).unwrap().staleness(), &model.stale);
         for key in 0..24 {
-            let count = model.counts.get(&key).copied().unwrap_or(0);
-            prop_assert_eq!(read(&engine, key), count as f32);
+            let weight = model.weights.get(&key).copied().unwrap_or(0.0);
+            prop_assert_eq!(read(&engine, key), weight);
         }
-        prop_assert_eq!(engine.table(table_id("t")).unwrap().rows(), model.counts.len());
+        prop_assert_eq!(engine.table(table_id("t")).unwrap().rows(), model.weights.len());
     }
 
     /// Replicas that meet the rows of a table in different order hold the same bytes, for

@@ -11,6 +11,7 @@ use backstay_core::hash::SlotSpace;
 use backstay_core::life::Thresholds;
 use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::message::{Message, Refuse, SlotOrder};
+use backstay_core::staleness::Compensation;
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Stamp, Transaction};
 use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame, Purpose};
@@ -86,6 +87,7 @@ fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
     };
     let batch = Batch::new(&keys, &values);
     let mut push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
+    push.compensation = Compensation::Scale;
     let sgd = Optimizer::Sgd(Sgd {
         learning_rate: 0.25,
     });
@@ -210,6 +212,7 @@ fn a_prepare_carries_the_keys_of_its_places() {
     assert_eq!((got.id, got.floor, got.table), (transaction.id, 8, 77));
     assert_eq!(got.change, transaction.change);
     assert_eq!(got.optimizer, transaction.optimizer);
+    assert_eq!(got.compensation, Compensation::Scale);
     for (place, sent) in back.iter().zip(&places) {
         assert_eq!((place.term, place.position), (sent.term, sent.position));
         assert_eq!(place.run.slot, sent.run.slot);

@@ -7,7 +7,7 @@
 use backstay_core::error::Refusal;
 use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
 use backstay_core::life::Thresholds;
-use backstay_core::staleness::Staleness;
+use backstay_core::staleness::{Compensation, Staleness};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{
@@ -103,6 +103,10 @@ fn push(fields: &Value) -> PushMeta {
         row_elements: small(&fields["row_elements"]),
         change,
         origins: number(&fields["flags"]) == 1,
+        compensation: match number(&fields["compensation"]) {
+            0 => Compensation::Ignore,
+            _ => Compensation::Scale,
+        },
     }
 }
 

@@ -14,6 +14,7 @@ use crate::life::{self, Eviction, Gone, Seen, SlotPart, Statistics, Thresholds};
 use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, Sgd, User};
 use crate::spec::lifetime::{Admission, Evict, Expiry, Lifetime, Unadmitted, FILTER_BLOCK_BYTES};
 use crate::spec::{Initializer, NonFinitePolicy, Storage, TableKind, TableSpec};
+use crate::staleness::Compensation;
 use crate::storage;
 use crate::stream::TransactionId;
 use crate::transaction::Change;
@@ -91,6 +92,7 @@ impl TableSpec {
             non_finite: NonFinitePolicy::Refuse,
             // So that a counter knows when it was used last.
             pull: None,
+            staleness: Compensation::Ignore,
             lifetime: Some(Lifetime {
                 expiry: Some(Expiry {
                     unseen_seconds: Some(u32::MAX),

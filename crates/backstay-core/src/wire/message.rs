@@ -3,7 +3,7 @@
 use super::frame::{cut_text, Reader, MAX_TEXT_BYTES};
 use crate::error::Refusal;
 use crate::life::Thresholds;
-use crate::staleness::Staleness;
+use crate::staleness::{Compensation, Staleness};
 use crate::stream::{StreamId, TransactionId};
 use crate::transaction::Change;
 
@@ -235,6 +235,8 @@ pub struct PushMeta {
     pub change: Change,
     /// Whether an origin for each slot stands behind the values.
     pub origins: bool,
+    /// What is done about its staleness: between servers only.
+    pub compensation: Compensation,
 }
 
 impl PushMeta {
@@ -268,7 +270,7 @@ impl PushMeta {
         out.extend(self.row_elements.to_le_bytes());
         out.extend(scale.to_le_bytes());
         out.push(kind as u8);
-        out.extend([u8::from(self.origins), 0, 0]);
+        out.extend([u8::from(self.origins), self.compensation.code(), 0]);
         if let Change::Expire(thresholds) = &self.change {
             put_thresholds(&mut out, thresholds);
         }
@@ -288,7 +290,13 @@ impl PushMeta {
         let learning_rate_scale = reader.f32()?;
         let kind = reader.u8()?;
         let origins = check_flags(u64::from(reader.u8()?), "a push")?;
-        reader.take(2)?;
+        let code = reader.u8()?;
+        reader.take(1)?;
+        let compensation = Compensation::from_code(code).ok_or_else(|| {
+            Refusal::Protocol(format!(
+                "unknown compensation {code}: use matching releases"
+            ))
+        })?;
         let thresholds = match kind {
             6 => read_thresholds(&mut reader)?,
             _ => Thresholds::default(),
@@ -336,6 +344,7 @@ impl PushMeta {
             row_elements,
             change,
             origins,
+            compensation,
         })
     }
 }

@@ -272,6 +272,7 @@ fn prepare_meta(
         row_elements: elements as u32,
         change,
         origins,
+        compensation: transaction.compensation,
     };
     meta.extend(push.encode());
     meta

@@ -86,7 +86,10 @@ impl World {
                 let mut value = [0.0];
                 table.read(&[key(self.slots, push, slot)], &mut value);
                 let applied = f32::from(u8::from(Node::applied(&engine, id(push), slot)));
-                // The rate of each attempt is above 1 and below 2.
+                // The rate of each attempt is above 1 and below 2, and a stale one's a part of that.
+                if self.budget.stale {
+                    value[0] = value[0].ceil().min(1.0);
+                }
                 let was_deleted = push == 0 && gone && value[0] == 0.0;
                 if value[0].floor() != applied && !was_deleted {
                     return Err(format!(

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
 use backstay_core::life::Gone;
+use backstay_core::staleness::Compensation;
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Change;
 use backstay_core::wire::{DeleteReply, ExpireReply, Opcode, PushMeta, PushReply};
@@ -248,6 +249,7 @@ impl Client {
             row_elements: elements as u32,
             change: request.change,
             origins: origins.is_some(),
+            compensation: Compensation::Ignore,
         };
         let body_bytes = push_body_bytes(keys, elements);
         let meta = meta.encode();

@@ -171,6 +171,7 @@ fn decode_prepare(
     };
     transaction.optimizer = read_optimizer(optimizer)?;
     transaction.stamp = stamp;
+    transaction.compensation = push.compensation;
     Ok(PeerFrame::Message(Message::Prepare {
         number,
         lsn,
