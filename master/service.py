@@ -288,6 +288,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             request.waiting_ms / 1000,
             tuple(request.waits_for),
             request.resident_bytes,
+            request.stale_slots,
+            request.staleness_sum,
         )
         revoked = job.renew(
             known.id, [_known_lease(job, known.id, one) for one in request.leases], signs

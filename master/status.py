@@ -196,6 +196,7 @@ def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
     ttl_s = job.task_lease_ttl_ms / 1000
     now_s = job.now()
     losses = []
+    stale_slots = staleness_sum = 0
     for known in sorted(job.known, key=lambda one: one.id):
         silent_s = now_s - known.heard_s
         is_alive = silent_s < ttl_s
@@ -219,12 +220,18 @@ def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
         )
         if known.loss is not None:
             worker.loss = known.loss
+        if known.stale_slots:
+            worker.staleness = known.staleness_sum / known.stale_slots
+            stale_slots += known.stale_slots
+            staleness_sum += known.staleness_sum
         if is_alive:
             status.examples_per_s += known.examples_per_s
             if known.loss is not None:
                 losses.append(known.loss)
     if losses:
         status.loss = sum(losses) / len(losses)
+    if stale_slots:
+        status.staleness = staleness_sum / stale_slots
 
 
 def recorded_dead_letters(

@@ -36,6 +36,7 @@ def push(kind: int, scale: float, **changes: int) -> wire.Fields:
         "floor": 3,
     }
     fields |= {"key_count": 2, "row_elements": 3, "learning_rate_scale": scale, "kind": kind}
+    fields |= {"flags": 0, "compensation": 0}
     return fields | changes
 
 
@@ -62,6 +63,10 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
     expired |= {"thresholds": 5, "unseen_seconds": 86400, "score_below": 0.0, "norm_below": 0.25}
     by_the_table = expired | {"thresholds": 0, "unseen_seconds": 0, "norm_below": 0.0}
     went = {**pushed, "unseen": BIG, "score": 2, "norm": 3, "counters": 4}
+    # Of two slots; an odd number of values is filled up to a whole word.
+    origins = struct.pack("<2Q", 7 << 40 | 12, wire.MASK)
+    odd = struct.pack("<Q3f4x", 1, 0.5, -1.0, 0.0)
+    stale = {"known_slots": 1, "unknown_slots": 2, "staleness_sum": BIG, "staleness_max": 9}
     sum_ = wire.CHECKSUM
     return [
         ("hello", wire.Frame("Hello", 0, 0, hello, b"")),
@@ -88,6 +93,13 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
             "push with shows and clicks",
             wire.Frame("Push", 0, 3, push(5, 0.5, row_elements=5), told),
         ),
+        ("pull with origins", wire.Frame("Pull", 0, 2, {**pull, "flags": 1}, keys)),
+        ("pull reply with origins", wire.Frame("PullReply", 0, 2, pulled, rows + origins)),
+        (
+            "push with origins",
+            wire.Frame("Push", 0, 3, push(0, 0.5, key_count=1, flags=1), odd + origins[:8]),
+        ),
+        ("push reply with staleness", wire.Frame("PushReply", 0, 3, {**pushed, **stale}, b"")),
         ("expire", wire.Frame("Expire", 0, 7, expired, keys)),
         ("expire by the table", wire.Frame("Expire", sum_, 7, by_the_table, keys)),
         ("count expired", wire.Frame("CountExpired", 0, 7, expired, keys)),
@@ -149,6 +161,10 @@ def hostile_frames() -> list[dict[str, Any]]:
         ("text over its limit", long_text, 1),
         ("text that is not UTF-8", not_utf8, 1),
         ("unknown kind of push", patched(gradients, 32 + 60, "B", 3), 1),
+        ("unknown compensation", patched(gradients, 32 + 62, "B", 9), 1),
+        ("unknown flag of a push", patched(gradients, 32 + 61, "B", 2), 1),
+        ("origins without gradients", patched(good["push of weights"], 32 + 61, "B", 1), 5),
+        ("unknown flag of a pull", patched(good["pull with origins"], 32 + 24, "Q", 2), 1),
         ("unknown threshold", patched(expire, 32 + 64, "I", 8), 1),
         ("threshold is NaN", patched(expire, 32 + 72, "Q", 0x7FF8000000000000), 5),
         ("decay above 1", patched(good["decay"], 32 + 56, "I", 0x3F8CCCCD), 5),

@@ -25,7 +25,7 @@ from backstay.cluster.upkeep import Expired, Thresholds, check_period, decay_now
 from backstay.cluster.watch import ClusterWatch, ProgressHook, made_data_plane
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
-from backstay.tables import Sparse, TableSpec
+from backstay.tables import Sparse, Staleness, TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_counts, as_keys, as_rows, output
 from backstay.trainer.pending import Pending
 from backstay.trainer.push_steps import PushSteps
@@ -70,6 +70,10 @@ class ClientStats:
         retries: Requests sent again because no answer came or a slot was not there.
         failovers: Requests, or parts of them, that went to another server than before.
         waits: Calls that had to wait for a server or for a newer routing.
+        stale_slots: Slots of those pushes of which it is known how stale the push was there.
+        staleness_sum: All of that together; over ``stale_slots``, the mean staleness.
+        staleness_max: The highest.
+        staleness_unknown: Slots of pushes of which it is not known, such as after a restore.
     """
 
     pulls: int
@@ -79,6 +83,10 @@ class ClientStats:
     retries: int
     failovers: int
     waits: int
+    stale_slots: int
+    staleness_sum: int
+    staleness_max: int
+    staleness_unknown: int
 
 
 class Client:
@@ -160,6 +168,11 @@ class Client:
         return Directory(endpoint, config)
 
     # -- tables ---------------------------------------------------------------------------
+
+    @property
+    def default_staleness(self) -> Staleness:
+        """What tables of layers and optimizers do about stale gradients."""
+        return "scale" if self._config.staleness == "scale" else "ignore"
 
     def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
         """Create a table on all servers; one with the same settings is left as it is.
@@ -579,6 +592,8 @@ class Client:
         known = self._tables.get(spec.name)
         if known is None or known.spec != spec:
             known = self._tables[spec.name] = Table.of(spec)
+            if self._config.measure_staleness or spec.staleness != "ignore":
+                self._native.track_staleness(known.id)
         return known
 
     def _table(self, table: Table | str) -> Table:

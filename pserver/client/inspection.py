@@ -308,6 +308,8 @@ class ClusterInspection(ClusterChannels):
                         "counters": 0,
                         "counter_bytes": 0,
                         "row_bytes": table.row_bytes,
+                        "stale_slots": 0,
+                        "staleness_sum": 0,
                         "spec": json.loads(table.spec_json),
                         "revision": table.revision,
                     },
@@ -317,6 +319,8 @@ class ClusterInspection(ClusterChannels):
                 entry["bytes"] += table.bytes
                 entry["counters"] += table.counters
                 entry["counter_bytes"] += table.counter_bytes
+                entry["stale_slots"] += table.stale_slots
+                entry["staleness_sum"] += table.staleness_sum
         return {"tables": [tables[name] for name in sorted(tables)], "silent_nodes": silent}
 
     def set_table(

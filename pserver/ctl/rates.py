@@ -122,7 +122,7 @@ def _interval_s(before: NodeSample | None, after: NodeSample | None) -> float | 
 def _node_rates(
     node_id: str, before: NodeSample | None, after: NodeSample | None, error: str | None
 ) -> dict[str, Any]:
-    unknown = dict.fromkeys((*RATES, "push_p50_ms", "push_p99_ms", "interval_s"))
+    unknown = dict.fromkeys((*RATES, "push_p50_ms", "push_p99_ms", "staleness", "interval_s"))
     gauges = dict.fromkeys(("rows", "memory_bytes", "connections", "pending_pushes"))
     report: dict[str, Any] = {"node_id": node_id, "state": "silent", "error": error}
     if after is None:
@@ -153,7 +153,17 @@ def _node_rates(
         **{name: round(rate, 3) for name, rate in rates.items()},
         "push_p50_ms": quantile_ms(commits, 0.5),
         "push_p99_ms": quantile_ms(commits, 0.99),
+        "staleness": _mean_staleness(then, now),
     }
+
+
+def _mean_staleness(then: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+    """Return how stale pushes were on the mean; None: none was measured."""
+    slots: int = now["stale_slots"] - then["stale_slots"]
+    if not slots:
+        return None
+    total: int = now["staleness_sum"] - then["staleness_sum"]
+    return round(total / slots, 3)
 
 
 def _table_rates(before: Sample, after: Sample) -> list[dict[str, Any]]:

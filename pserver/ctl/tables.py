@@ -25,7 +25,13 @@ from backstay.pserver.ctl.asking import (
     json_option,
 )
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
-from backstay.pserver.tables.settings import NON_FINITE, settings_of, shown_policy
+from backstay.pserver.tables.settings import (
+    NON_FINITE,
+    STALENESS,
+    settings_of,
+    shown_policy,
+    staleness_of,
+)
 
 __all__ = ["parse_assignments", "tables"]
 
@@ -79,11 +85,12 @@ def set_settings(
 ) -> None:
     """Change settings of a table that exists, while it is trained.
 
-    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1; or non_finite, whose
-    VALUE is refuse or clip:LIMIT; or of its lifetime: expiry.*, capacity.rows or .bytes,
-    score.decay, unadmitted, with the VALUE null for none. Every push taken on after this has ended
-    is applied under the new settings, on all copies. What the layout of the rows depends on cannot
-    change: another optimizer, the dimension, the storage, which statistics a row keeps.
+    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1; or staleness, whose
+    VALUE is ignore or scale; or non_finite, whose VALUE is refuse or clip:LIMIT; or of its
+    lifetime: expiry.*, capacity.rows or .bytes, score.decay, unadmitted, with the VALUE null for
+    none. Every push taken on after this has ended is applied under the new settings, on all copies.
+    What the layout of the rows depends on cannot change: another optimizer, the dimension, the
+    storage, which statistics a row keeps.
     """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
         settings = parse_assignments(assignments)
@@ -219,7 +226,8 @@ def _show(report: dict[str, Any]) -> None:
 
 def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
     lives = any(table["spec"].get("lifetime") for table in reported)
-    more = ("counters", "lifetime") if lives else ()
+    told = any(table["stale_slots"] for table in reported)
+    more = (*(("counters", "lifetime") if lives else ()), *(("staleness",) if told else ()))
     shown = grid("table", "kind", "storage", "optimizer", "rows", "copies", "memory", *more)
     for table in reported:
         spec = table["spec"]
@@ -234,8 +242,15 @@ def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
             f"{table['copies']:,}",
             size_text(table["bytes"]),
             *((f"{table['counters']:,}", lifetime_text(table["spec"])) if lives else ()),
+            *((staleness_text(table),) if told else ()),
         )
     print_whole(console, shown)
+
+
+def staleness_text(table: dict[str, Any]) -> str:
+    """Return the mean staleness of pushes to a table; empty: it is not measured."""
+    slots = table["stale_slots"]
+    return f"{table['staleness_sum'] / slots:.1f}" if slots else ""
 
 
 def settings_text(spec: dict[str, Any]) -> str:
@@ -244,6 +259,8 @@ def settings_text(spec: dict[str, Any]) -> str:
     if name == "user":
         name = f"user {own['name']}"
     words = [name, *(f"{key}={json.dumps(value)}" for key, value in settings_of(spec).items())]
+    if staleness_of(spec) != "ignore":
+        words.append(f"{STALENESS}={staleness_of(spec)}")
     if spec[NON_FINITE] != "refuse":
         words.append(f"{NON_FINITE}={shown_policy(spec[NON_FINITE])}")
     return " ".join(words)

@@ -61,6 +61,7 @@ def top(options: ClusterOptions, interval_s: float, once: bool, as_json: bool) -
     Pushes, pulls, keys and bytes are counted by node: "in" and "out" from and to trainers, "peers"
     from and to other nodes. A table has its rows and its memory over all copies, and their growth.
     Times are those of pushes, from arrival until all copies have them, within a factor of two.
+    "stale" is the mean staleness of pushes, where trainers have it measured.
     """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
         looks = _looks(inspection, interval_s, patient=not once)
@@ -103,14 +104,16 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     """Return the two tables that show a look."""
     nodes = grid(
         *("node", "pushes/s", "pulls/s", "pushed\nkeys/s", "pulled\nkeys/s", "in/s", "out/s"),
-        *("peers\nin/s", "peers\nout/s", "p50", "p99", "rows", "memory", "conns"),
+        *("peers\nin/s", "peers\nout/s", "p50", "p99", "stale", "rows", "memory", "conns"),
         narrow=True,
     )
     for node in report["nodes"]:
         times = (_time_text(node[name]) for name in ("push_p50_ms", "push_p99_ms"))
-        nodes.add_row(escape(node["node_id"]), *_rate_texts(node), *times, *_held_texts(node))
+        stale = "" if node["staleness"] is None else f"{node['staleness']:.1f}"
+        name = escape(node["node_id"])
+        nodes.add_row(name, *_rate_texts(node), *times, stale, *_held_texts(node))
     total = report["total"]
-    nodes.add_row("total", *_rate_texts(total), "", "", *_held_texts(total), style="bold")
+    nodes.add_row("total", *_rate_texts(total), "", "", "", *_held_texts(total), style="bold")
     tables = grid("table", "rows", "rows/s", "memory", "memory/s")
     for table in report["tables"]:
         tables.add_row(

@@ -68,6 +68,7 @@ class NodeCollector(Collector):
         """Return every metric as it is now."""
         sources = self._sources
         stats = json.loads(sources.stats())
+        tables = json.loads(sources.tables())
         return itertools.chain(
             _identity(sources),
             _cluster(sources.snapshot(), sources.own()),
@@ -75,7 +76,8 @@ class NodeCollector(Collector):
             _requests(stats),
             _replication(stats),
             _slots(stats["slots"]),
-            _memory(stats, sources.memory_limit_bytes, json.loads(sources.tables())),
+            _memory(stats, sources.memory_limit_bytes, tables),
+            _staleness(tables),
         )
 
 
@@ -330,3 +332,28 @@ def _memory(
     )
     size = {table["spec"]["name"]: table["counter_bytes"] for table in tables}
     yield _gauges("table_counter_bytes", "Memory of those counters by table.", "table", size)
+
+
+def _staleness(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    """How stale pushes were that told from where their gradients come."""
+    family = HistogramMetricFamily(
+        "backstay_push_staleness",
+        "Updates that a slot had applied between the pull and the push of a gradient, once for "
+        "each slot of a push that tells it, as master.",
+        labels=["table"],
+    )
+    unknown = {}
+    for table in tables:
+        told, name = table["staleness"], table["spec"]["name"]
+        counts = told["buckets"]
+        names = [*(str(2.0**number - 1) for number in range(len(counts) - 1)), "+Inf"]
+        buckets = list(zip(names, itertools.accumulate(counts), strict=True))
+        family.add_metric([name], buckets, told["sum"])
+        unknown[name] = told["unknown"]
+    yield family
+    yield _counters(
+        "push_staleness_unknown_total",
+        "Slots of such pushes of which it is not known, such as after a restore.",
+        "table",
+        unknown,
+    )

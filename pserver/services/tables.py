@@ -100,6 +100,7 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
     def _message(self, table: KnownTable) -> tables_pb2.Table:
         rows, master_rows, size_bytes = self._data_server.table_usage(table.name)
         counters, counter_bytes, row_bytes = self._of_lifetime(table)
+        stale_slots, staleness_sum = self._data_server.table_staleness(table.name)
         return tables_pb2.Table(
             name=table.name,
             id=table.id,
@@ -111,6 +112,8 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
             counters=counters,
             counter_bytes=counter_bytes,
             row_bytes=row_bytes,
+            stale_slots=stale_slots,
+            staleness_sum=staleness_sum,
         )
 
     def _of_lifetime(self, table: KnownTable) -> tuple[int, int, int]:

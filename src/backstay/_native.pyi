@@ -186,9 +186,14 @@ class DataServer:
         """A JSON list: ``[{"spec", "id", "rows", "master_rows", "bytes", "counters", ...}, ...]``.
 
         ``counters`` and ``counter_bytes`` are of keys without a row, ``row_bytes`` is of one row.
+        ``staleness`` has ``buckets``, ``sum`` and ``unknown``: slots of pushes that told from where
+        their gradients come, counted where this node is master. Bucket 0 is staleness 0, bucket n
+        from 2^(n-1) on.
         """
     def table_usage(self, table: str) -> tuple[int, int, int]:
         """Rows of one table on this node, those in slots it is master of, bytes of all."""
+    def table_staleness(self, table: str) -> tuple[int, int]:
+        """Slots of pushes of which this node, as master, knows how stale they were, and the sum."""
     def stats_json(self) -> str:
         """A JSON object of counters and gauges of this node."""
     def export_slot(
@@ -404,6 +409,8 @@ class DataClient:
         """
     def unwatch(self) -> None:
         """End ``next_event``."""
+    def track_staleness(self, table: int) -> None:
+        """Have pulls of a table ask from where their rows come, and pushes to it tell that."""
     def plan(self, keys: NDArray[np.uint64]) -> KeyPlan:
         """Make a batch of keys [n] ready."""
     def pull_begin(

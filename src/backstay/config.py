@@ -610,6 +610,17 @@ class ClientConfig(SecurityConfig):
         "Whether an existing table takes other settings that a trainer asks for. Jobs have "
         "their own rule.",
     )
+    staleness: str = setting(
+        "ignore",
+        "What tables of layers and optimizers do about stale gradients, unless a layer says it: "
+        "nothing, or divide the learning rate (scale). Jobs have `mode.compensation`.",
+        choices=("ignore", "scale"),
+    )
+    measure_staleness: bool = setting(
+        False,
+        "Whether pushes tell from where their gradients come, so that it is counted how stale "
+        "they are. Workers of jobs in mode async or bounded always do.",
+    )
 
 
 _warned_of: set[str] = set()

@@ -98,6 +98,12 @@ class ModeSpec:
     staleness: int = setting(
         4, "bounded: most steps ahead of the slowest worker.", minimum=1, maximum=1024
     )
+    compensation: str = setting(
+        "ignore",
+        "async, bounded: what servers do about stale gradients: nothing, or divide the learning "
+        "rate by their staleness (scale).",
+        choices=("ignore", "scale"),
+    )
     local_steps: int = setting(8, "geo: steps between two exchanges.", minimum=1, maximum=65_536)
 
     def __post_init__(self) -> None:

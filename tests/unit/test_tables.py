@@ -90,6 +90,8 @@ SPECS = [
     TableSpec.sparse("l5", 1, lifetime=Lifetime(expiry=Expiry(9, 0.5, 1e-3, 60))),
     TableSpec.sparse("l6", 1, lifetime=Lifetime(capacity=Capacity(16, evict="least_frequent"))),
     TableSpec.sparse("l7", 1, lifetime=Lifetime(capacity=Capacity(bytes=1 << 30))),
+    TableSpec.sparse("s1", 1, staleness="scale"),
+    TableSpec.dense("s2", (3,), staleness="scale"),
     TableSpec.sparse("l8", 1, lifetime=Lifetime(capacity=Capacity(99, evict="lowest_score"))),
 ]
 
@@ -167,6 +169,14 @@ def test_a_row_keeps_the_statistics_that_its_policy_uses() -> None:
     }
     assert SPECS[-1].state_elements == SPECS[-1].optimizer.state_elements(1) + 2
     assert "lifetime" not in SPECS[0].to_json()
+
+
+def test_an_unknown_word_for_staleness_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(
+        ConfigError, match=r"TableSpec.staleness is 'sclae'; allowed: ignore, scale"
+    ):
+        TableSpec.sparse("t", 1, staleness="sclae")  # type: ignore[arg-type]
+    assert "staleness" not in SPECS[0].to_json()
 
 
 def test_missing_fields_take_their_defaults() -> None:

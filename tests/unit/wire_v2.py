@@ -41,7 +41,7 @@ OPCODES = {
     "Error": 0xFF,
 }
 STREAM = (("job", "Q"), ("pass", "I"), ("task", "I"))
-# "t" is a text; "3x" and "5x" are reserved bytes.
+# "t" is a text; "1x" and "5x" are reserved bytes; "Q?" is there or not, with all behind it.
 PUSH = (
     ("table", "Q"),
     ("routing_version", "Q"),
@@ -52,7 +52,9 @@ PUSH = (
     ("row_elements", "I"),
     ("learning_rate_scale", "f"),
     ("kind", "B"),
-    ("reserved", "3x"),
+    ("flags", "B"),
+    ("compensation", "B"),
+    ("reserved", "1x"),
 )
 EXPIRE = (
     *PUSH,
@@ -73,10 +75,24 @@ META: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "Ping": (),
     "Pong": (),
-    "Pull": (("table", "Q"), ("routing_version", "Q"), ("key_count", "I"), ("row_elements", "I")),
+    "Pull": (
+        ("table", "Q"),
+        ("routing_version", "Q"),
+        ("key_count", "I"),
+        ("row_elements", "I"),
+        ("flags", "Q?"),
+    ),
     "PullReply": (("routing_version", "Q"), ("row_count", "I"), ("row_elements", "I")),
     "Push": PUSH,
-    "PushReply": (("routing_version", "Q"), ("applied_slots", "I"), ("skipped_slots", "I")),
+    "PushReply": (
+        ("routing_version", "Q"),
+        ("applied_slots", "I"),
+        ("skipped_slots", "I"),
+        ("known_slots", "Q?"),
+        ("unknown_slots", "Q?"),
+        ("staleness_sum", "Q?"),
+        ("staleness_max", "Q?"),
+    ),
     "CloseStream": (*STREAM, ("routing_version", "Q")),
     "CloseStreamReply": (),
     "Delete": PUSH,
@@ -132,8 +148,10 @@ def encode_meta(kind: str, fields: Fields) -> bytes:
             out += struct.pack("<H", len(text)) + text
         elif form.endswith("x"):
             out += struct.pack(form)
+        elif form.endswith("?") and name not in fields:
+            break
         else:
-            out += struct.pack("<" + form, fields[name])
+            out += struct.pack("<" + form.rstrip("?"), fields[name])
     return out
 
 
@@ -173,7 +191,10 @@ def _parts(kind: str, meta: bytes) -> Iterator[tuple[str, Any]]:
             (length,) = struct.unpack_from("<H", meta, at)
             yield name, meta[at + 2 : at + 2 + length].decode()
             at += 2 + length
+        elif form.endswith("?") and at == len(meta):
+            break
         else:
+            form = form.rstrip("?")
             values = struct.unpack_from("<" + form, meta, at)
             if values:
                 yield name, values[0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.tables import TableSpec
+from backstay.tables import Staleness, TableSpec
 from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_counts, as_keys
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
@@ -60,6 +60,11 @@ class ForwardingClient:
     def __init__(self, client: Client) -> None:
         """Stand before a client, which stays its owner's."""
         self.behind = client
+
+    @property
+    def default_staleness(self) -> Staleness:
+        """See ``Client.default_staleness``: what a mode sends is not stale, or is no gradient."""
+        return "ignore"
 
     def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
         """See ``Client.create_table``."""

@@ -74,6 +74,7 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
         storage: tables.Storage,
         non_finite: tables.NonFinite | None,
         lifetime: tables.Lifetime | None,
+        staleness: tables.Staleness | None,
     ) -> None:
         super().__init__()
         if weight_attr is False:
@@ -94,6 +95,7 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
             storage=storage,
             non_finite=non_finite,
             lifetime=lifetime,
+            staleness=staleness or connected.default_staleness,
         )
         self._set_up(connected, spec, optimizer, padding_idx)
         # Stands among the model's parameters for the rows on the servers: this is how the
@@ -156,6 +158,8 @@ class Embedding(_ServerLayer):
             (default) or clip.
         lifetime: When rows come and go. Default: each id gets a row with its first push, for
             good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
+        staleness: What the servers do about stale gradients: "ignore" or "scale". Default: the
+            client's setting of that name.
 
     Raises:
         ConfigError: No connection, or an initializer that the servers do not have.
@@ -176,11 +180,13 @@ class Embedding(_ServerLayer):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
+        staleness: tables.Staleness | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             weight_attr=weight_attr, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
+            staleness=staleness,
         )  # fmt: skip
 
     def forward(self, ids: Any) -> paddle.Tensor:
@@ -228,6 +234,7 @@ class EmbeddingBag(_ServerLayer):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
+        staleness: tables.Staleness | None = None,
     ) -> None:
         if mode not in ("sum", "mean"):
             raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
@@ -235,6 +242,7 @@ class EmbeddingBag(_ServerLayer):
             num_embeddings, embedding_dim, padding_idx,
             weight_attr=weight_attr, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
+            staleness=staleness,
         )  # fmt: skip
         self.mode = mode
 

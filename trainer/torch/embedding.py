@@ -65,6 +65,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         storage: tables.Storage,
         non_finite: tables.NonFinite | None,
         lifetime: tables.Lifetime | None,
+        staleness: tables.Staleness | None,
     ) -> None:
         super().__init__()
         connected, session = connection(client)
@@ -80,6 +81,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
             storage=storage,
             non_finite=non_finite,
             lifetime=lifetime,
+            staleness=staleness or connected.default_staleness,
         )
         self._set_up(connected, spec, optimizer, padding_idx)
         # Stands among the model's parameters for the rows on the servers: this is how the
@@ -145,6 +147,8 @@ class Embedding(_ServerModule):
             (default) or clip.
         lifetime: When rows come and go. Default: each id gets a row with its first push, for
             good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
+        staleness: What the servers do about stale gradients: "ignore" or "scale". Default: the
+            client's setting of that name.
 
     Raises:
         ConfigError: No connection, or a setting out of range.
@@ -165,11 +169,13 @@ class Embedding(_ServerModule):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
+        staleness: tables.Staleness | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             initializer=initializer, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
+            staleness=staleness,
         )  # fmt: skip
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -221,6 +227,7 @@ class EmbeddingBag(_ServerModule):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
+        staleness: tables.Staleness | None = None,
     ) -> None:
         if mode not in ("sum", "mean"):
             raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
@@ -228,6 +235,7 @@ class EmbeddingBag(_ServerModule):
             num_embeddings, embedding_dim, padding_idx,
             initializer=initializer, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
+            staleness=staleness,
         )  # fmt: skip
         self.mode = mode
         self.include_last_offset = include_last_offset

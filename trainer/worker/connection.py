@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backstay.cluster.directory import TableTerms
 from backstay.config import ClientConfig
@@ -89,6 +89,13 @@ def connect(
         ServerUnavailable: No server answers.
     """
     framework = adapter(definition.framework(spec.framework))
+    if spec.mode.kind in ("async", "bounded"):
+        # Other workers change the rows while a batch is computed.
+        config = replace(
+            config or ClientConfig.load(),
+            measure_staleness=True,
+            staleness=spec.mode.compensation,
+        )
     session = init(
         endpoints,
         trainer_id=0,

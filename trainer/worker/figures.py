@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from backstay.trainer.client import ClientStats
 from backstay.trainer.worker.master_link import MasterLink
 
 __all__ = ["Figures"]
@@ -27,13 +28,25 @@ class Figures:
         self._examples = self._steps = 0
         self._told_steps = self._steps_when_told = 0
 
-    def trained(self, examples: int, loss: float) -> None:
-        """Count a batch."""
+    def trained(self, examples: int, loss: float, stats: ClientStats) -> None:
+        """Count a batch.
+
+        Args:
+            examples: Its records.
+            loss: Mean over them.
+            stats: What the worker's client has done.
+        """
         self._steps += 1
         self._examples += examples
         self._losses.append(loss)
         mean = sum(self._losses) / len(self._losses)
-        self._link.figures(examples=self._examples, steps=self._steps, loss=mean)
+        self._link.figures(
+            examples=self._examples,
+            steps=self._steps,
+            loss=mean,
+            stale_slots=stats.stale_slots,
+            staleness_sum=stats.staleness_sum,
+        )
 
     def job_steps(self) -> int:
         """Return the steps of all workers so far: what was told last, and this one's since."""

@@ -346,11 +346,21 @@ class MasterLink:
         answer = self._calls.call(lambda stub, timeout: stub.Fail(request, timeout=timeout))
         return answer.dead_lettered
 
-    def figures(self, *, examples: int, steps: int, loss: float | None) -> None:
+    def figures(
+        self,
+        *,
+        examples: int,
+        steps: int,
+        loss: float | None,
+        stale_slots: int = 0,
+        staleness_sum: int = 0,
+    ) -> None:
         """Note what the next sign of life tells: sums since the process began."""
         with self._lock:
             self._figures.examples = examples
             self._figures.steps = steps
+            self._figures.stale_slots = stale_slots
+            self._figures.staleness_sum = staleness_sum
             if loss is not None:
                 self._figures.loss = loss
 

@@ -457,7 +457,7 @@ class Worker:
             raise
         work.batches += 1
         work.examples += len(fed.places)
-        self._figures.trained(len(fed.places), loss)
+        self._figures.trained(len(fed.places), loss, connection.client.stats())
         return loss
 
     # -- how a task ends ------------------------------------------------------------------

@@ -17,6 +17,7 @@ use crate::life::{Gone, Thresholds};
 use crate::marks::Spans;
 use crate::row_map::ReadingToken;
 use crate::spec::TableSpec;
+use crate::staleness::{self, Staleness, StalenessCounts, UNTOLD};
 use crate::stream::StreamId;
 use crate::stream_memory::StreamMemory;
 use crate::table::{Moment, Table};
@@ -86,6 +87,55 @@ impl std::ops::AddAssign for StageReport {
         self.staged += other.staged;
         self.skipped += other.skipped;
         self.gone += other.gone;
+    }
+}
+
+/// How stale an update is, slot by slot, while it is applied.
+struct Ages {
+    /// Whether the table needs origins, so that each one that is missing counts.
+    wanted: bool,
+    /// Of the table, by slot; empty for what is no update.
+    updates: Vec<u64>,
+    push: Staleness,
+    /// Of the slots that this node is master of.
+    counts: StalenessCounts,
+}
+
+impl Ages {
+    fn of(table: &mut Table, transaction: &Transaction) -> Self {
+        Self {
+            wanted: !transaction.compensation.is_ignore(),
+            updates: if transaction.change.updates() {
+                table.take_updates()
+            } else {
+                Vec::new()
+            },
+            push: Staleness::default(),
+            counts: StalenessCounts::default(),
+        }
+    }
+
+    /// Count the update in a slot (its number in the range); how stale it is there.
+    #[inline]
+    fn count(&mut self, at: usize, slot: &Slot, origin: u64) -> Option<u32> {
+        let updates = self.updates.get_mut(at)?;
+        *updates += 1;
+        if origin == UNTOLD && !self.wanted {
+            return None;
+        }
+        let staleness = staleness::staleness(origin, slot.epoch, *updates - 1);
+        self.push.count(staleness);
+        if slot.serving_state != ServingState::Elsewhere {
+            self.counts.count(staleness);
+        }
+        staleness
+    }
+
+    fn finish(self, table: &mut Table) -> Staleness {
+        if !self.updates.is_empty() {
+            table.put_updates(self.updates, &self.counts);
+        }
+        self.push
     }
 }
 
@@ -277,6 +327,24 @@ impl Engine {
             }
         }
         table.read(keys, out);
+        Ok(())
+    }
+
+    /// What a push will tell of weights that are read now: an origin for each slot of `keys`, which
+    /// are sorted by slot and lie in slots of this engine.
+    pub fn origins(&self, table: u64, keys: &[u64], out: &mut Vec<u64>) -> Result<(), Refusal> {
+        let table = self.table(table)?;
+        let mut previous = None;
+        for &key in keys {
+            let slot = self.space.slot_of(key);
+            if previous != Some(slot) {
+                self.check_slot(slot)?;
+                let index = self.index(slot);
+                let epoch = self.slots[index].epoch;
+                out.push(staleness::origin(epoch, table.updates(index)));
+                previous = Some(slot);
+            }
+        }
         Ok(())
     }
 
@@ -522,8 +590,10 @@ impl Engine {
         let (change, stamp) = (transaction.change, transaction.stamp);
         let elements = change.values(table.spec().row_elements());
         let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
+        let mut ages = Ages::of(table, transaction);
         let mut gone = Gone::default();
-        let mut write = |keys: Range<usize>, time: u32| {
+        let mut write = |keys: Range<usize>, (time, divisor): (u32, f32)| {
+            let change = change.slowed(divisor);
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
             let keys = &transaction.batch.keys()[keys];
             if is_live {
@@ -536,7 +606,7 @@ impl Engine {
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
         let start = places[0].run.start as usize;
-        let (mut joined, mut joined_time) = (start..start, 0);
+        let (mut joined, mut joined_as) = (start..start, (0, 1.0));
         for StagedRun { run, .. } in places {
             let slot = (run.slot - first_slot) as usize;
             self.slots[slot].position += 1;
@@ -546,13 +616,16 @@ impl Engine {
                 time = self.slots[slot].time.max(stamp.time);
                 self.slots[slot].time = time;
             }
+            let staleness = ages.count(slot, &self.slots[slot], run.origin);
+            let now_as = (time, transaction.compensation.divisor(staleness));
             let keys = run.start as usize..run.end as usize;
-            if joined.end != keys.start || joined_time != time {
-                write(std::mem::replace(&mut joined, keys.clone()), joined_time);
+            if joined.end != keys.start || joined_as != now_as {
+                write(std::mem::replace(&mut joined, keys.clone()), joined_as);
             }
-            (joined.end, joined_time) = (keys.end, time);
+            (joined.end, joined_as) = (keys.end, now_as);
         }
-        write(joined, joined_time);
+        write(joined, joined_as);
+        gone.stale = ages.finish(table);
         if stamp.share > 0 && change.evicts() {
             for StagedRun { run, .. } in places {
                 let companion = companion.as_deref_mut();

@@ -6,7 +6,7 @@
 //!
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`], [`gradient`] and [`life`] work on single rows; [`expression`] runs
-//! users' functions over blocks of them; [`row_map`] holds the rows
+//! users' functions over blocks of them; [`staleness`] counts how old a gradient is; [`row_map`] holds the rows
 //! of one slot, with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows of many slots;
 //! [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
@@ -30,6 +30,7 @@ pub mod removed;
 pub mod replication;
 pub mod row_map;
 pub mod spec;
+pub mod staleness;
 pub mod storage;
 pub mod stream;
 pub mod stream_memory;

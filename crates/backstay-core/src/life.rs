@@ -11,6 +11,7 @@ use std::ops::AddAssign;
 use crate::expression::{RowBatch, Statistic, StatisticsOfRow};
 use crate::hash::{mix64, SlotSpace};
 use crate::spec::lifetime::{Expiry, Lifetime, ScoreRule, ShowClick};
+use crate::staleness::Staleness;
 use crate::stream::TransactionId;
 
 /// The part of a share that an eviction makes free: 1/16.
@@ -433,6 +434,8 @@ pub struct Gone {
     pub evicted: u64,
     /// Keys of a push that got no row.
     pub not_admitted: u64,
+    /// How stale its gradients were.
+    pub stale: Staleness,
 }
 
 impl Gone {
@@ -460,5 +463,6 @@ impl AddAssign for Gone {
         self.counters += other.counters;
         self.evicted += other.evicted;
         self.not_admitted += other.not_admitted;
+        self.stale += other.stale;
     }
 }

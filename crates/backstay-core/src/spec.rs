@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::expression::{Function, Pull};
 use crate::optimizer::{Optimizer, RowOptimizer};
+use crate::staleness::Compensation;
 use crate::storage;
 
 pub use check::{
@@ -46,6 +47,9 @@ pub struct TableSpec {
     /// When rows come and go; None: they stay until they are deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Lifetime>,
+    /// What is done about gradients that are stale; absent: nothing.
+    #[serde(default, skip_serializing_if = "Compensation::is_ignore")]
+    pub staleness: Compensation,
     /// What a pull returns in the place of the weights; absent: the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull: Option<Function<Pull>>,
@@ -208,7 +212,7 @@ impl TableSpec {
 
     /// This description with the settings of another one, as far as a table can take them over:
     /// the optimizer's and the lifetime's, except the ones that decide the layout of a row, the
-    /// policy for gradients, and what a pull returns.
+    /// policies for gradients, and what a pull returns.
     #[must_use]
     pub fn with_settings_of(&self, other: &Self) -> Self {
         let lifetime = match (&self.lifetime, &other.lifetime) {
@@ -219,6 +223,7 @@ impl TableSpec {
             optimizer: self.optimizer.with_settings_of(&other.optimizer),
             non_finite: other.non_finite.clone(),
             lifetime,
+            staleness: other.staleness,
             pull: other.pull.clone(),
             ..self.clone()
         }

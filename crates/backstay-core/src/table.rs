@@ -18,6 +18,7 @@ use crate::initializer::RowInitializer;
 use crate::optimizer::{Optimizer, OptimizerStamp, OptimizerVisitor, RowOptimizer};
 use crate::row_map::RowMap;
 use crate::spec::{TableKind, TableSpec};
+use crate::staleness::StalenessCounts;
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
@@ -57,6 +58,10 @@ pub struct Table {
     live: Option<Live>,
     allocated_bytes: usize,
     rows: usize,
+    /// Update transactions that each slot of the range has applied; empty until the first one.
+    updates: Vec<u64>,
+    /// How stale those were that told, in slots that this node is master of.
+    stale: StalenessCounts,
 }
 
 impl Table {
@@ -83,6 +88,8 @@ impl Table {
             elements,
             allocated_bytes: 0,
             rows: 0,
+            updates: Vec::new(),
+            stale: StalenessCounts::default(),
         }
     }
 
@@ -109,6 +116,37 @@ impl Table {
     /// Bytes allocated for those rows.
     pub fn allocated_bytes(&self) -> usize {
         self.allocated_bytes
+    }
+
+    /// Update transactions that a slot (its number in the range) has applied.
+    pub(crate) fn updates(&self, slot: usize) -> u64 {
+        self.updates.get(slot).copied().unwrap_or(0)
+    }
+
+    /// Take them over from another replica.
+    pub(crate) fn set_updates(&mut self, slot: usize, updates: u64) {
+        if updates > 0 || !self.updates.is_empty() {
+            self.updates.resize(self.slots as usize, 0);
+            self.updates[slot] = updates;
+        }
+    }
+
+    /// Take the counts of all slots out, to count on; [`Self::put_updates`] puts them back.
+    pub(crate) fn take_updates(&mut self) -> Vec<u64> {
+        let mut updates = std::mem::take(&mut self.updates);
+        updates.resize(self.slots as usize, 0);
+        updates
+    }
+
+    /// See [`Self::take_updates`]; `stale` was counted meanwhile.
+    pub(crate) fn put_updates(&mut self, updates: Vec<u64>, stale: &StalenessCounts) {
+        self.updates = updates;
+        self.stale += *stale;
+    }
+
+    /// How stale its pushes were, as far as this node was their master.
+    pub fn staleness(&self) -> &StalenessCounts {
+        &self.stale
     }
 
     /// Take over other settings of the optimizer and of the policy for gradients; they fit, see

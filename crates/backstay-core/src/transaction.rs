@@ -8,6 +8,7 @@ use crate::hash::SlotSpace;
 use crate::life::Thresholds;
 use crate::optimizer::OptimizerStamp;
 use crate::spec::TableSpec;
+use crate::staleness::{self, Compensation};
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -118,6 +119,29 @@ impl Change {
         }
     }
 
+    /// The same with the learning rate divided.
+    #[must_use]
+    pub fn slowed(self, divisor: f32) -> Self {
+        match self {
+            Self::Update {
+                learning_rate_scale: scale,
+            } => Self::Update {
+                learning_rate_scale: scale / divisor,
+            },
+            Self::Observe {
+                learning_rate_scale: scale,
+            } => Self::Observe {
+                learning_rate_scale: scale / divisor,
+            },
+            other => other,
+        }
+    }
+
+    /// Whether it brings gradients.
+    pub fn updates(&self) -> bool {
+        matches!(self, Self::Update { .. } | Self::Observe { .. })
+    }
+
     /// Whether it may create rows.
     pub fn creates(&self) -> bool {
         self.values(1) > 0
@@ -149,6 +173,8 @@ pub struct Run {
     pub start: u32,
     /// Behind its last key.
     pub end: u32,
+    /// Where its gradients come from: a word of [`crate::staleness`].
+    pub origin: u64,
 }
 
 /// A run with its place in the slot's order.
@@ -183,6 +209,8 @@ pub struct Transaction {
     pub optimizer: Option<OptimizerStamp>,
     /// The same of a table with a lifetime.
     pub stamp: Stamp,
+    /// What is done about its staleness.
+    pub compensation: Compensation,
     runs: Vec<Run>,
     attachment: Option<Attachment>,
 }
@@ -217,6 +245,7 @@ impl Transaction {
             known_version: u64::MAX,
             optimizer: None,
             stamp: Stamp::default(),
+            compensation: Compensation::Ignore,
             runs,
             attachment: None,
         })
@@ -228,6 +257,7 @@ impl Transaction {
             slot,
             start: 0,
             end: 0,
+            origin: staleness::UNTOLD,
         };
         Self {
             id,
@@ -238,6 +268,7 @@ impl Transaction {
             known_version: u64::MAX,
             optimizer: None,
             stamp: Stamp::default(),
+            compensation: Compensation::Ignore,
             runs: slots.into_iter().map(run).collect(),
             attachment: None,
         }
@@ -247,6 +278,9 @@ impl Transaction {
     /// its master in seconds.
     pub fn stamp_by(&mut self, spec: &TableSpec, space: SlotSpace, time: u32) {
         self.optimizer = Some(spec.optimizer.stamp());
+        if self.change.updates() {
+            self.compensation = spec.staleness;
+        }
         let Some(lifetime) = &spec.lifetime else {
             return;
         };
@@ -289,6 +323,26 @@ impl Transaction {
         self.id == next.id || self.change == Change::Close && ends(next.id.stream)
     }
 
+    /// Say from where the gradients of each slot come. Refuses another number than that of its slots.
+    pub fn tell_origins(&mut self, origins: &[u64]) -> Result<(), Refusal> {
+        if origins.len() != self.runs.len() {
+            return Err(Refusal::InvalidRequest(format!(
+                "{} origins came for the {} slots of a push: there must be one for each",
+                origins.len(),
+                self.runs.len()
+            )));
+        }
+        for (run, &origin) in self.runs.iter_mut().zip(origins) {
+            run.origin = origin;
+        }
+        Ok(())
+    }
+
+    /// Whether it says from where its gradients come in any slot.
+    pub fn tells_origins(&self) -> bool {
+        self.runs.iter().any(|run| run.origin != staleness::UNTOLD)
+    }
+
     /// Its slots, ascending, with their keys.
     pub fn runs(&self) -> &[Run] {
         &self.runs
@@ -312,6 +366,7 @@ pub fn cut(space: SlotSpace, keys: &[u64]) -> Result<Vec<Run>, Refusal> {
                 slot,
                 start: at,
                 end: at + 1,
+                origin: staleness::UNTOLD,
             }),
         }
     }

@@ -11,6 +11,7 @@ use backstay_core::engine::{CopyPiece, Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
+use backstay_core::staleness::Staleness;
 use backstay_core::transaction::{Change, StagedRun, Transaction};
 use engine_support::*;
 
@@ -194,6 +195,111 @@ fn a_copy_has_the_window_of_a_closed_stream() {
     copy.set_memory(slot, &memory);
     assert_eq!(copy.memory(slot), memory);
     assert_eq!(copy.digest(slot), engine.digest(slot));
+}
+
+fn origins(engine: &Engine, keys: &[u64]) -> Vec<u64> {
+    let mut origins = Vec::new();
+    engine.origins(table_id("t"), keys, &mut origins).unwrap();
+    origins
+}
+
+/// Only updates of the table count, and a retry is no update.
+#[test]
+fn a_push_is_as_stale_as_its_slots_have_moved_on() {
+    let mut engine = engine(&counter());
+    let all = by_slot((0..40).collect());
+    apply(&mut engine, &push(1, 0, 0, &all, -1.0)).unwrap();
+    let pulled = origins(&engine, &all);
+    assert_eq!(pulled.len(), SLOTS as usize);
+    let some: Vec<u64> = all
+        .iter()
+        .copied()
+        .filter(|&key| space().slot_of(key) < 2)
+        .collect();
+    for sequence in 1..4 {
+        apply(&mut engine, &push(1, sequence, 0, &some, -1.0)).unwrap();
+    }
+    apply(&mut engine, &delete(1, 4, &all)).unwrap();
+    assert_eq!(origins(&engine, &some), [pulled[0] + 3, pulled[1] + 3]);
+    let stale = told(&push(2, 0, 0, &all, -1.0), &pulled);
+    let wanted = Staleness {
+        known: 4,
+        sum: 6,
+        max: 3,
+        unknown: 0,
+    };
+    assert_eq!(apply(&mut engine, &stale).unwrap().gone.stale, wanted);
+    let repeated = apply(&mut engine, &stale).unwrap();
+    assert_eq!(
+        (repeated.skipped, repeated.gone.stale),
+        (4, Staleness::default())
+    );
+    let counts = engine.table(table_id("t")).unwrap().staleness();
+    assert_eq!(
+        (counts.buckets[0], counts.buckets[2], counts.sum),
+        (2, 2, 6)
+    );
+    assert_eq!(counts.buckets.iter().sum::<u64>(), 4);
+}
+
+/// Each slot by its own staleness; the same again changes nothing.
+#[test]
+fn a_stale_push_is_slowed_by_the_staleness_of_each_slot() {
+    let mut engine = engine(&counter());
+    let all = by_slot((0..40).collect());
+    let pulled = origins(&engine, &all);
+    for slot in 0..SLOTS {
+        for one in 0..u64::from(slot) {
+            let key: Vec<u64> = all
+                .iter()
+                .copied()
+                .filter(|&key| space().slot_of(key) == slot)
+                .take(1)
+                .collect();
+            apply(
+                &mut engine,
+                &push(1, 10 * u64::from(slot) + one, 0, &key, 0.0),
+            )
+            .unwrap();
+        }
+    }
+    let stale = scaled(&told(&push(2, 0, 0, &all, -6.0), &pulled));
+    apply(&mut engine, &stale).unwrap();
+    apply(&mut engine, &stale).unwrap();
+    for key in all {
+        let wanted = [6.0, 6.0, 3.0, 2.0][space().slot_of(key) as usize];
+        assert_eq!(read(&engine, key), wanted);
+    }
+}
+
+#[test]
+fn an_origin_of_an_earlier_life_of_a_slot_is_unknown() {
+    let mut engine = engine(&counter());
+    let keys = by_slot((0..40).collect());
+    apply(&mut engine, &push(1, 0, 0, &keys, -1.0)).unwrap();
+    let pulled = origins(&engine, &keys);
+    for slot in 0..2 {
+        engine.clear_slot(slot);
+        engine.set_epoch(slot, 2);
+        engine.set_serving_state(slot, ServingState::Serving);
+    }
+    let late = told(&push(2, 0, 0, &keys, -1.0), &pulled);
+    let stale = apply(&mut engine, &late).unwrap().gone.stale;
+    assert_eq!((stale.known, stale.unknown, stale.sum), (2, 2, 0));
+    assert_eq!(engine.table(table_id("t")).unwrap().staleness().unknown, 2);
+}
+
+#[test]
+fn a_push_tells_an_origin_for_each_of_its_slots() {
+    let mut one = (*push(1, 0, 0, &by_slot((0..40).collect()), -1.0)).clone();
+    assert!(!one.tells_origins());
+    let refused = one.tell_origins(&[0; 3]).unwrap_err().to_string();
+    assert!(
+        refused.contains("3 origins came for the 4 slots"),
+        "{refused}"
+    );
+    one.tell_origins(&[0; 4]).unwrap();
+    assert!(one.tells_origins());
 }
 
 #[test]

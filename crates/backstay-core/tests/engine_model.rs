@@ -12,6 +12,7 @@ use std::sync::Arc;
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::optimizer::Optimizer;
+use backstay_core::staleness::{Compensation, StalenessCounts, UNTOLD};
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::{Change, StagedRun, Transaction};
 use engine_support::*;
@@ -22,8 +23,11 @@ use proptest::prelude::*;
 struct Model {
     staged: BTreeMap<u32, VecDeque<Arc<Transaction>>>,
     applied: BTreeSet<(u32, TransactionId)>,
-    counts: BTreeMap<u64, u32>,
+    /// What gradients of -1 have made of a row.
+    weights: BTreeMap<u64, f32>,
     positions: BTreeMap<u32, u64>,
+    updates: BTreeMap<u32, u64>,
+    stale: StalenessCounts,
 }
 
 impl Model {
@@ -70,16 +74,37 @@ impl Model {
             };
             self.applied.insert((slot, transaction.id));
             *self.positions.entry(slot).or_default() += 1;
+            let mut step = 1.0;
+            if transaction.change != Change::Delete {
+                step /= self.count_update(&transaction, slot);
+            }
             for &key in transaction.batch.keys() {
                 if space().slot_of(key) != slot {
                     continue;
                 }
                 if transaction.change == Change::Delete {
-                    self.counts.remove(&key);
+                    self.weights.remove(&key);
                 } else {
-                    *self.counts.entry(key).or_default() += 1;
+                    *self.weights.entry(key).or_default() += step;
                 }
             }
+        }
+    }
+
+    /// By what the learning rate is divided.
+    fn count_update(&mut self, transaction: &Transaction, slot: u32) -> f32 {
+        let mut runs = transaction.runs().iter();
+        let origin = runs.find(|run| run.slot == slot).unwrap().origin;
+        let updates = self.updates.entry(slot).or_default();
+        let behind = updates.checked_sub(origin).map(|behind| behind as u32);
+        *updates += 1;
+        let scales = transaction.compensation == Compensation::Scale;
+        if scales || origin != UNTOLD {
+            self.stale.count(behind);
+        }
+        match behind {
+            Some(behind) if scales && behind > 1 => behind as f32,
+            _ => 1.0,
         }
     }
 
@@ -128,6 +153,22 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..200)
 }
 
+/// The n-th: every fourth is a delete; some tell from where their gradients come.
+fn transaction((n, keys): (usize, Vec<u64>)) -> Arc<Transaction> {
+    let (stream, sequence, keys) = (n as u64 % 3, n as u64 / 3, by_slot(keys));
+    if n % 4 == 3 {
+        return delete(stream, sequence, &keys);
+    }
+    let push = push(stream, sequence, 0, &keys, -1.0);
+    let origin = [UNTOLD, 0, 1][n % 3];
+    let push = told(&push, &vec![origin; push.runs().len()]);
+    if n.is_multiple_of(2) {
+        scaled(&push)
+    } else {
+        push
+    }
+}
+
 proptest! {
     /// I2 and the order within a slot, whatever is retried, rolled back or left half done.
     #[test]
@@ -138,18 +179,7 @@ proptest! {
         let spec = counter();
         let mut engine = engine(&spec);
         let mut model = Model::default();
-        let pushes: Vec<_> = batches
-            .into_iter()
-            .enumerate()
-            .map(|(n, keys)| {
-                let (stream, sequence, keys) = (n as u64 % 3, n as u64 / 3, by_slot(keys));
-                if n % 4 == 3 {
-                    delete(stream, sequence, &keys)
-                } else {
-                    push(stream, sequence, 0, &keys, -1.0)
-                }
-            })
-            .collect();
+        let pushes: Vec<_> = batches.into_iter().enumerate().map(transaction).collect();
         let mut given: Vec<Vec<StagedRun>> = vec![Vec::new(); pushes.len()];
         for step in steps {
             match step {
@@ -194,11 +224,16 @@ proptest! {
                 prop_assert!(known.eq(wanted));
             }
         }
-        for key in 0..24 {
-            let count = model.counts.get(&key).copied().unwrap_or(0);
-            prop_assert_eq!(read(&engine, key), count as f32);
+        for slot in 0..SLOTS {
+            let updates = model.updates.get(&slot).map(|&count| (table_id("t"), count));
+            prop_assert_eq!(engine.memory(slot).updates, Vec::from_iter(updates));
         }
-        prop_assert_eq!(engine.table(table_id("t")).unwrap().rows(), model.counts.len());
+        prop_assert_eq!(engine.table(table_id("t")).unwrap().staleness(), &model.stale);
+        for key in 0..24 {
+            let weight = model.weights.get(&key).copied().unwrap_or(0.0);
+            prop_assert_eq!(read(&engine, key), weight);
+        }
+        prop_assert_eq!(engine.table(table_id("t")).unwrap().rows(), model.weights.len());
     }
 
     /// Replicas that meet the rows of a table in different order hold the same bytes, for

@@ -11,6 +11,7 @@ use backstay_core::hash::SlotSpace;
 use backstay_core::life::Thresholds;
 use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::message::{Message, Refuse, SlotOrder};
+use backstay_core::staleness::Compensation;
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Stamp, Transaction};
 use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame, Purpose};
@@ -86,6 +87,7 @@ fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
     };
     let batch = Batch::new(&keys, &values);
     let mut push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
+    push.compensation = Compensation::Scale;
     let sgd = Optimizer::Sgd(Sgd {
         learning_rate: 0.25,
     });
@@ -112,6 +114,7 @@ fn messages() -> Vec<Message> {
         )],
         closed: vec![stream(2), stream(3)],
         time: 12,
+        updates: vec![(77, 13), (78, 1)],
     };
     let rows = (vec![1, 2, 3], vec![0.5; 3 * DIM], vec![0.25; 3]);
     vec![
@@ -209,6 +212,7 @@ fn a_prepare_carries_the_keys_of_its_places() {
     assert_eq!((got.id, got.floor, got.table), (transaction.id, 8, 77));
     assert_eq!(got.change, transaction.change);
     assert_eq!(got.optimizer, transaction.optimizer);
+    assert_eq!(got.compensation, Compensation::Scale);
     for (place, sent) in back.iter().zip(&places) {
         assert_eq!((place.term, place.position), (sent.term, sent.position));
         assert_eq!(place.run.slot, sent.run.slot);
@@ -278,6 +282,49 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
         let under = got.optimizer.and_then(|stamp| optimizer.under(&stamp));
         assert_eq!(under, Some(optimizer), "{text}");
     }
+}
+
+/// The bytes of a push that does not tell origins are as long as ever.
+#[test]
+fn a_prepare_carries_the_origins_of_its_places() {
+    let (untold, _) = push();
+    let mut told = (*untold).clone();
+    let origins: Vec<u64> = (0..told.runs().len() as u64).map(|n| 1000 + n).collect();
+    told.tell_origins(&origins).unwrap();
+    let sizes = [(*untold).clone(), told].map(|transaction| {
+        let places = transaction.runs().iter().step_by(2).map(|run| StagedRun {
+            term: 2,
+            position: 100,
+            run: *run,
+        });
+        let places: Vec<StagedRun> = places.collect();
+        let message = Message::Prepare {
+            number: 1,
+            lsn: 2,
+            decided: 1,
+            places: places.clone(),
+            transaction: Arc::new(transaction),
+        };
+        let (meta, body) = bytes(&encode(&message));
+        let PeerFrame::Message(Message::Prepare {
+            places: back,
+            transaction: got,
+            ..
+        }) = read(&meta, &body).unwrap()
+        else {
+            panic!("no prepare came back");
+        };
+        let origins = |places: &[StagedRun]| -> Vec<u64> {
+            places.iter().map(|place| place.run.origin).collect()
+        };
+        assert_eq!(origins(&back), origins(&places));
+        let runs: Vec<u64> = got.runs().iter().map(|run| run.origin).collect();
+        assert_eq!(runs, origins(&places));
+        assert!(read(&meta, &body[..body.len() - 8]).is_err());
+        (meta.len(), body.len(), back.len())
+    });
+    let [(meta, body, places), told] = sizes;
+    assert_eq!(told, (meta, body + 8 * places, places));
 }
 
 #[test]

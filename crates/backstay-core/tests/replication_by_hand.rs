@@ -25,6 +25,7 @@ const ENOUGH: Budget = Budget {
     copies_at_once: 4,
     deletes: false,
     expires: false,
+    stale: false,
 };
 
 fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Vec<Set> {

@@ -113,6 +113,7 @@ const NOTHING: Budget = Budget {
     copies_at_once: 4,
     deletes: false,
     expires: false,
+    stale: false,
 };
 
 /// One slot with three replicas and two pushes under way, which are tried again; a new master is
@@ -232,6 +233,33 @@ fn an_expiry_and_its_retry_at_any_moment() {
     };
     let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
     explore("expiry", world.send_all());
+}
+
+/// Pushes whose learning rates depend on how many came before them, in any order, with a change of
+/// the master and a retry. The check of equal bytes says that every replica divides alike.
+#[test]
+fn stale_pushes_and_a_retry_at_any_moment() {
+    let budget = Budget {
+        changes: 1,
+        sends: 2,
+        stale: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0], &[0]], budget);
+    explore("stale", world.send_all());
+}
+
+/// A new replica has the counts that the staleness of later pushes is told by.
+#[test]
+fn a_copy_while_stale_pushes_come() {
+    let budget = Budget {
+        changes: 2,
+        stale: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[], &[1])], [&[0], &[0], &[0]], budget);
+    wander("copy and stale", &world, 3000);
+    explore("copy and stale", world.send_all());
 }
 
 /// A copy is read while an expiry takes its rows away.

@@ -7,6 +7,7 @@
 use backstay_core::error::Refusal;
 use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
 use backstay_core::life::Thresholds;
+use backstay_core::staleness::{Compensation, Staleness};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{
@@ -64,6 +65,15 @@ fn thresholds(fields: &Value) -> Thresholds {
     }
 }
 
+fn staleness(fields: &Value) -> Option<Staleness> {
+    Some(Staleness {
+        known: number(fields.get("known_slots")?),
+        unknown: number(&fields["unknown_slots"]),
+        sum: number(&fields["staleness_sum"]),
+        max: small(&fields["staleness_max"]),
+    })
+}
+
 fn push(fields: &Value) -> PushMeta {
     let change = match number(&fields["kind"]) {
         0 => Change::Update {
@@ -92,6 +102,11 @@ fn push(fields: &Value) -> PushMeta {
         key_count: small(&fields["key_count"]),
         row_elements: small(&fields["row_elements"]),
         change,
+        origins: number(&fields["flags"]) == 1,
+        compensation: match number(&fields["compensation"]) {
+            0 => Compensation::Ignore,
+            _ => Compensation::Scale,
+        },
     }
 }
 
@@ -139,6 +154,7 @@ fn request_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
                 routing_version: number(&fields["routing_version"]),
                 key_count: small(&fields["key_count"]),
                 row_elements: small(&fields["row_elements"]),
+                origins: fields["flags"] == 1,
             };
             let ours = both_ways(meta, &pull, PullMeta::decode, PullMeta::encode);
             (Opcode::Pull, ours)
@@ -197,6 +213,7 @@ fn reply_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
                 routing_version,
                 applied_slots: small(&fields["applied_slots"]),
                 skipped_slots: small(&fields["skipped_slots"]),
+                stale: staleness(fields),
             };
             let ours = both_ways(meta, &reply, PushReply::decode, PushReply::encode);
             (Opcode::PushReply, ours)

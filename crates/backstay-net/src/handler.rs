@@ -62,8 +62,11 @@ struct Later {
 /// How a change of rows, or the end of a stream, is answered.
 #[derive(Clone, Copy)]
 enum Reply {
-    /// To a push of so many keys.
-    Push(usize),
+    /// To a push of so many keys, that told origins or not.
+    Push {
+        keys: usize,
+        origins: bool,
+    },
     Delete,
     Expire,
     CloseStream,
@@ -182,7 +185,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
 
     fn reply_to(&mut self, request_id: u64, reply: Reply, report: StageReport) {
         match reply {
-            Reply::Push(keys) => self.push_reply(request_id, keys, report),
+            Reply::Push { keys, origins } => self.push_reply(request_id, keys, origins, report),
             Reply::Delete => self.delete_reply(request_id, report),
             Reply::Expire => self.expire_reply(request_id, report),
             Reply::CloseStream => {
@@ -193,6 +196,40 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
 
     /// The number of keys, if the body holds exactly that many keys and rows.
     fn check_keys(&self, frame: &Frame, keys: u32, elements: usize) -> Result<usize, Refusal> {
+        let keys = self.check_key_count(keys)?;
+        let wanted = keys as u64 * (8 + elements as u64 * 4);
+        if frame.header.body_bytes != wanted {
+            return Err(Refusal::InvalidRequest(format!(
+                "{keys} keys with {elements} values each take {wanted} bytes, the body has {}",
+                frame.header.body_bytes
+            )));
+        }
+        Ok(keys)
+    }
+
+    /// The number of keys, and the origins behind their values, if the body holds nothing else.
+    fn check_origins(
+        &self,
+        frame: &Frame,
+        keys: u32,
+        elements: usize,
+    ) -> Result<(usize, Vec<u64>), Refusal> {
+        let keys = self.check_key_count(keys)?;
+        let before = keys.saturating_add(keys.saturating_mul(elements).div_ceil(2));
+        let words = usize::try_from(frame.header.body_bytes / 8).unwrap_or(usize::MAX);
+        let is_whole = frame.header.body_bytes.is_multiple_of(8) && words <= frame.body.len();
+        let origins = frame.body[..words.min(frame.body.len())].get(before..);
+        match origins.filter(|origins| is_whole && origins.len() <= keys) {
+            Some(origins) => Ok((keys, origins.to_vec())),
+            None => Err(Refusal::InvalidRequest(format!(
+                "{keys} keys with {elements} values each and an origin for each slot do not take \
+                 the {} bytes that the body has",
+                frame.header.body_bytes
+            ))),
+        }
+    }
+
+    fn check_key_count(&self, keys: u32) -> Result<usize, Refusal> {
         let limit = self.shared.options.limits.max_keys;
         if keys > limit {
             return Err(Refusal::LimitExceeded(format!(
@@ -201,13 +238,6 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         }
         if keys == 0 {
             return Err(Refusal::InvalidRequest("a request without keys".into()));
-        }
-        let wanted = u64::from(keys) * (8 + elements as u64 * 4);
-        if frame.header.body_bytes != wanted {
-            return Err(Refusal::InvalidRequest(format!(
-                "{keys} keys with {elements} values each take {wanted} bytes, the body has {}",
-                frame.header.body_bytes
-            )));
         }
         Ok(keys as usize)
     }

@@ -249,7 +249,18 @@ impl Replicator {
 
     /// Read rows: committed state, of a moment at which this node was certainly the master.
     pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
-        self.store.pull(table, keys, out)?;
+        self.pull_and_tell(table, keys, out, None)
+    }
+
+    /// The same with their origins; see [`Store::pull_and_tell`].
+    pub fn pull_and_tell(
+        &self,
+        table: u64,
+        keys: &[u64],
+        out: &mut [f32],
+        origins: Option<&mut Vec<u64>>,
+    ) -> Result<(), Refusal> {
+        self.store.pull_and_tell(table, keys, out, origins)?;
         self.check_alive()
     }
 

@@ -25,6 +25,9 @@ pub struct Counters {
     pub(crate) rows_expired: AtomicU64,
     pub(crate) rows_evicted: AtomicU64,
     pub(crate) keys_not_admitted: AtomicU64,
+    pub(crate) stale_slots: AtomicU64,
+    pub(crate) staleness_sum: AtomicU64,
+    pub(crate) staleness_unknown: AtomicU64,
     pub(crate) requests_refused: AtomicU64,
     /// By the refusals' codes, from 1 on.
     pub(crate) refused_by_code: [AtomicU64; code::NAMES.len()],
@@ -51,6 +54,9 @@ pub struct Snapshot {
     pub rows_expired: u64,
     pub rows_evicted: u64,
     pub keys_not_admitted: u64,
+    pub stale_slots: u64,
+    pub staleness_sum: u64,
+    pub staleness_unknown: u64,
     pub requests_refused: u64,
     pub requests_refused_by_code: BTreeMap<&'static str, u64>,
     pub frames_broken: u64,
@@ -135,6 +141,9 @@ impl Counters {
             (&self.rows_expired, gone.expired()),
             (&self.rows_evicted, gone.evicted),
             (&self.keys_not_admitted, gone.not_admitted),
+            (&self.stale_slots, gone.stale.known),
+            (&self.staleness_sum, gone.stale.sum),
+            (&self.staleness_unknown, gone.stale.unknown),
         ] {
             if by > 0 {
                 add(counter, by);
@@ -171,6 +180,9 @@ impl Counters {
             rows_expired: read(&self.rows_expired),
             rows_evicted: read(&self.rows_evicted),
             keys_not_admitted: read(&self.keys_not_admitted),
+            stale_slots: read(&self.stale_slots),
+            staleness_sum: read(&self.staleness_sum),
+            staleness_unknown: read(&self.staleness_unknown),
             requests_refused: read(&self.requests_refused),
             requests_refused_by_code: code::NAMES
                 .into_iter()

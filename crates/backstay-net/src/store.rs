@@ -24,6 +24,7 @@ use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::life::{Gone, Thresholds};
 use backstay_core::replication::Rows;
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
+use backstay_core::staleness::StalenessCounts;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::{PlainRows, Table};
 use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
@@ -54,6 +55,8 @@ pub struct TableUsage {
     pub bytes: u64,
     /// Entries on this node that count keys without a row, and bytes allocated for them.
     pub counters: (u64, u64),
+    /// How stale pushes were, in slots that this node was master of.
+    pub stale: StalenessCounts,
 }
 
 /// See the module's documentation.
@@ -199,10 +202,25 @@ impl Store {
 
     /// Copy the weights of `keys` (sorted by slot) to `out`, \[n, `row_elements`].
     pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
+        self.pull_and_tell(table, keys, out, None)
+    }
+
+    /// The same, and if that is asked for, tell the origin of each slot's, of the same moment.
+    pub fn pull_and_tell(
+        &self,
+        table: u64,
+        keys: &[u64],
+        out: &mut [f32],
+        mut origins: Option<&mut Vec<u64>>,
+    ) -> Result<(), Refusal> {
         let elements = self.spec(table)?.row_elements();
         for (stripe, part) in self.parts(keys)? {
             let out = &mut out[part.start * elements..part.end * elements];
-            self.stripes[stripe].read().read(table, &keys[part], out)?;
+            let engine = self.stripes[stripe].read();
+            engine.read(table, &keys[part.clone()], out)?;
+            if let Some(origins) = origins.as_deref_mut() {
+                engine.origins(table, &keys[part], origins)?;
+            }
         }
         Ok(())
     }
@@ -352,10 +370,12 @@ impl Store {
 
     fn usage_of(&self, id: u64, spec: Arc<TableSpec>) -> TableUsage {
         let (mut rows, mut master_rows, mut bytes) = (0, 0, 0);
+        let mut stale = StalenessCounts::default();
         for stripe in &self.stripes {
             let engine = stripe.read();
             if let Ok(table) = engine.table(id) {
                 rows += table.rows() as u64;
+                stale += *table.staleness();
                 bytes += table.allocated_bytes() as u64;
                 master_rows += engine
                     .slots()
@@ -383,6 +403,7 @@ impl Store {
             master_rows,
             bytes,
             counters,
+            stale,
         }
     }
 

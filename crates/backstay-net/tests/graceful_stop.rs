@@ -44,6 +44,7 @@ fn pull_wide(request_id: u64) -> Vec<u8> {
         routing_version: 1,
         key_count: keys.len() as u32,
         row_elements: WIDE,
+        origins: false,
     };
     frame(
         Opcode::Pull,

@@ -167,6 +167,11 @@ impl DataClient {
         self.client.unwatch();
     }
 
+    /// Have pulls of a table ask from where their rows come, and pushes to it tell that.
+    fn track_staleness(&self, table: u64) {
+        self.client.track_staleness(table);
+    }
+
     /// Make a batch of keys ready.
     fn plan(&self, py: Python<'_>, keys: PyReadonlyArray1<'_, u64>) -> PyResult<KeyPlan> {
         let keys = keys.as_slice()?;
@@ -358,6 +363,10 @@ impl DataClient {
         stats.set_item("retries", read(&counters.retries))?;
         stats.set_item("failovers", read(&counters.failovers))?;
         stats.set_item("waits", read(&counters.waits))?;
+        stats.set_item("stale_slots", read(&counters.stale_slots))?;
+        stats.set_item("staleness_sum", read(&counters.staleness_sum))?;
+        stats.set_item("staleness_max", read(&counters.staleness_max))?;
+        stats.set_item("staleness_unknown", read(&counters.staleness_unknown))?;
         Ok(stats)
     }
 }

@@ -246,6 +246,8 @@ impl DataServer {
             serde_json::json!({"spec": spec, "id": table.id, "rows": table.rows,
                 "master_rows": table.master_rows, "bytes": table.bytes,
                 "counters": table.counters.0, "counter_bytes": table.counters.1,
+                "staleness": {"buckets": table.stale.buckets, "sum": table.stale.sum,
+                    "unknown": table.stale.unknown},
                 "row_bytes": table.spec.row_bytes()})
         };
         py.detach(|| {
@@ -258,6 +260,12 @@ impl DataServer {
         let usage = py.detach(|| self.store.usage(table));
         let usage = usage.map_err(|refusal| from_refusal(py, &refusal))?;
         Ok((usage.rows, usage.master_rows, usage.bytes))
+    }
+
+    fn table_staleness(&self, py: Python<'_>, table: &str) -> PyResult<(u64, u64)> {
+        let usage = py.detach(|| self.store.usage(table));
+        let stale = usage.map_err(|refusal| from_refusal(py, &refusal))?.stale;
+        Ok((stale.buckets.iter().sum(), stale.sum))
     }
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {

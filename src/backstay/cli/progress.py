@@ -186,6 +186,8 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
         ("workers", f"{alive}/{status.workers_desired}"),
         ("pservers", str(servers)),
     ]
+    if status.HasField("staleness"):
+        figures.append(("staleness", f"{status.staleness:.1f}"))
     metrics = metrics_text(status)
     if metrics:
         figures.append(("metrics", metrics))

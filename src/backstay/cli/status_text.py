@@ -39,7 +39,8 @@ def _print_work(status: job_pb2.JobStatus) -> None:
     if status.trouble:
         click.echo(f"trouble: {status.trouble}")
     table = grid(
-        "worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss", "memory"
+        *("worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss", "stale"),
+        "memory",
     )
     for worker in status.workers:
         table.add_row(
@@ -51,6 +52,7 @@ def _print_work(status: job_pb2.JobStatus) -> None:
             f"{worker.examples:,}",
             f"{worker.examples_per_s:,.0f}",
             f"{worker.loss:.4f}" if worker.HasField("loss") else "-",
+            f"{worker.staleness:.1f}" if worker.HasField("staleness") else "-",
             f"{worker.resident_bytes / MIB:,.0f} MiB" if worker.resident_bytes else "-",
         )
     click.echo(

@@ -33,6 +33,8 @@ class WorkerSigns(NamedTuple):
         waiting_s: How long it has been waiting for other workers; 0: it does not.
         waits_for: For whom, as far as it knows.
         resident_bytes: Memory of its process that is in use; 0: not known.
+        stale_slots: Slots of its pushes of which it is known how stale they were.
+        staleness_sum: All of that together.
     """
 
     examples: int
@@ -41,6 +43,8 @@ class WorkerSigns(NamedTuple):
     waiting_s: float = 0.0
     waits_for: tuple[str, ...] = ()
     resident_bytes: int = 0
+    stale_slots: int = 0
+    staleness_sum: int = 0
 
 
 @dataclass
@@ -67,6 +71,8 @@ class KnownWorker:
         has_program: Whether its model file runs and has the tables of the job.
         measured_s: When its examples were told last; 0: never.
         resident_bytes: Memory of its process that was in use then; 0: not known.
+        stale_slots: Slots of its pushes of which it is known how stale they were.
+        staleness_sum: All of that together.
     """
 
     id: str
@@ -88,6 +94,8 @@ class KnownWorker:
     has_program: bool = False
     measured_s: float = 0.0
     resident_bytes: int = 0
+    stale_slots: int = 0
+    staleness_sum: int = 0
 
     def measure(self, signs: WorkerSigns, now_s: float) -> None:
         """Take in what a sign of life tells."""
@@ -99,6 +107,7 @@ class KnownWorker:
         self.measured_s = now_s
         self.examples, self.steps = signs.examples, signs.steps
         self.resident_bytes = signs.resident_bytes
+        self.stale_slots, self.staleness_sum = signs.stale_slots, signs.staleness_sum
         if signs.loss is not None:
             self.loss = signs.loss
 

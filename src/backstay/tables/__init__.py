@@ -49,7 +49,17 @@ from backstay.tables.optimizers import (
     Steps,
     correction_of,
 )
-from backstay.tables.spec import Clip, Dense, Kind, NonFinite, Refuse, Sparse, Storage, TableSpec
+from backstay.tables.spec import (
+    Clip,
+    Dense,
+    Kind,
+    NonFinite,
+    Refuse,
+    Sparse,
+    Staleness,
+    Storage,
+    TableSpec,
+)
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -97,6 +107,7 @@ __all__ = [
     "Score",
     "ScoreFunction",
     "Sparse",
+    "Staleness",
     "State",
     "Steps",
     "Storage",

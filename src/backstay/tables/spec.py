@@ -55,6 +55,7 @@ from backstay.tables.user import (
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
 Storage: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Staleness: TypeAlias = Literal["ignore", "scale"]
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ class TableSpec:
         seed: 0 to 2^64 - 1; another seed gives other initial weights.
         non_finite: What happens to NaN and infinity in gradients.
         lifetime: When rows of a sparse table come and go; None: they stay until they are deleted.
+        staleness: What the servers do about gradients that are stale: nothing ("ignore"), or divide
+            the learning rate of a push by its staleness in each slot ("scale").
         pull: What a pull returns in the place of the weights; None: the weights.
 
     Raises:
@@ -178,6 +181,7 @@ class TableSpec:
     non_finite: NonFinite = field(default_factory=Refuse)
     lifetime: Lifetime | None = None
     pull: PullFunction | None = None
+    staleness: Staleness = "ignore"
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -200,6 +204,7 @@ class TableSpec:
         if not (self.pull is None or isinstance(self.pull, PullFunction)):
             raise ConfigError(f"TableSpec.pull is {self.pull!r}; allowed: a PullFunction or None")
         check_choice(self, "storage", get_args(Storage))
+        check_choice(self, "staleness", get_args(Staleness))
         check_integer(self, "seed", 0, 2**64 - 1)
         if self.lifetime is not None and isinstance(self.kind, Dense):
             raise ConfigError(
@@ -220,6 +225,7 @@ class TableSpec:
         non_finite: NonFinite | None = None,
         lifetime: Lifetime | None = None,
         pull: PullFunction | None = None,
+        staleness: Staleness = "ignore",
     ) -> TableSpec:
         """Describe a table of rows by key; SGD(0.01) and Uniform(-0.05, 0.05) if not told."""
         return cls(
@@ -232,6 +238,7 @@ class TableSpec:
             non_finite=Refuse() if non_finite is None else non_finite,
             lifetime=lifetime,
             pull=pull,
+            staleness=staleness,
         )
 
     @classmethod
@@ -247,6 +254,7 @@ class TableSpec:
         non_finite: NonFinite | None = None,
         block_elements: int = 4096,
         pull: PullFunction | None = None,
+        staleness: Staleness = "ignore",
     ) -> TableSpec:
         """Describe a table of one tensor; SGD(0.01) and Zeros() if not told."""
         return cls(
@@ -258,6 +266,7 @@ class TableSpec:
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
             pull=pull,
+            staleness=staleness,
         )
 
     @property
@@ -289,6 +298,7 @@ class TableSpec:
         """Return the JSON form, every default filled in."""
         lifetime = {} if self.lifetime is None else {"lifetime": _plain_lifetime(self.lifetime)}
         pull = {} if self.pull is None else {"pull": self.pull.to_plain()}
+        staleness = {} if self.staleness == "ignore" else {"staleness": self.staleness}
         return json.dumps(
             {
                 "name": self.name,
@@ -302,6 +312,7 @@ class TableSpec:
                 else _to_plain(self.non_finite),
             }
             | lifetime
+            | staleness
             | pull,
             allow_nan=False,
         )

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from backstay.config import ClientConfig
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client
@@ -170,6 +171,34 @@ def test_traffic_moves_the_figures(cluster: LocalCluster) -> None:
         assert value(server, "store_reachable") == 1
         assert 0 < value(server, "lease_remaining_seconds") <= 3
         assert value(server, "cluster_status", status="OK") == 1
+
+
+def test_how_stale_pushes_are_is_counted_by_table(cluster: LocalCluster, command: Command) -> None:
+    keys = np.arange(500, dtype=np.uint64)
+    spec = TableSpec.sparse("stale/emb", 4, optimizer=SGD(1.0), initializer=Zeros())
+    ones = np.ones((500, 4), np.float32)
+    measuring = ClientConfig(measure_staleness=True)
+    with (
+        Client(cluster.endpoints, config=measuring) as slow,
+        Client(cluster.endpoints) as fast,
+    ):
+        table = slow.create_table(spec)
+        slow.pull(table, keys)
+        for _ in range(5):
+            fast.push("stale/emb", keys, ones)
+        slow.push(table, keys, ones)
+        stats = slow.stats()
+        assert (stats.stale_slots, stats.staleness_sum) == (64, 320)
+        assert (stats.staleness_max, stats.staleness_unknown) == (5, 0)
+        assert fast.stats().stale_slots == 0
+    servers = cluster.servers
+    assert summed(servers, "push_staleness_count", table="stale/emb") == 64
+    assert summed(servers, "push_staleness_sum", table="stale/emb") == 320
+    for bound, count in (("3.0", 0), ("7.0", 64)):
+        assert summed(servers, "push_staleness_bucket", table="stale/emb", le=bound) == count
+    shown = command("pserverctl", "--endpoint", cluster.endpoints[0], "tables", "--json")
+    (told,) = (one for one in json.loads(shown.stdout)["tables"] if one["name"] == "stale/emb")
+    assert (told["stale_slots"], told["staleness_sum"]) == (64, 320)
 
 
 def test_a_push_that_is_rolled_back_shows_and_is_applied_once(

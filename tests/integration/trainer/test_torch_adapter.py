@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from backstay import tables
+from backstay.config import ClientConfig
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.torch import (
@@ -70,6 +71,22 @@ def test_rows_are_pulled_and_gradients_pushed(session: Session) -> None:
         before.reshape(-1, 3)[:3] - 0.5 * np.array([[5.0], [2.0], [3.0]], np.float32),
         rtol=1e-6,
     )
+
+
+def test_tables_do_about_stale_gradients_what_the_setting_or_the_layer_says(
+    cluster: LocalCluster,
+) -> None:
+    config = ClientConfig(staleness="scale")
+    with init(
+        cluster.endpoints, trainer_id=0, trainers_num=1, job=f"job{next(jobs)}", config=config
+    ) as session:
+        scaled, plain = Embedding(None, 3), Embedding(None, 3, staleness="ignore")
+        DistributedOptimizer(sgd(scaled, plain, torch.nn.Linear(3, 1)))
+        found = {spec.name: spec.staleness for spec in session.client.tables()}
+        assert found[scaled.table_name] == "scale"
+        assert found[plain.table_name] == "ignore"
+        (dense,) = (name for name in found if name.startswith(f"{session.job}/dense"))
+        assert found[dense] == "scale"
 
 
 def test_rows_begin_as_pytorchs(session: Session) -> None:

@@ -174,6 +174,27 @@ def test_a_worker_that_ran_out_of_memory_is_told_with_what_it_used(tmp_path: Pat
     scenario(tmp_path, play)
 
 
+def test_how_stale_gradients_are_is_told_of_each_worker_and_the_job(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+        service.job = job
+        wanted = (await handler.exchange(LauncherReport())).workers
+        own = MasterRecord("127.0.0.1:1", 1, "here", 1)
+        for worker, slots, total in ((wanted[0], 10, 20), (wanted[1], 30, 180)):
+            sign = job_pb2.RenewLeasesRequest(
+                worker=job_pb2.Worker(id=worker, instance=5),
+                stale_slots=slots,
+                staleness_sum=total,
+            )
+            assert not job_status(job, own, 0).HasField("staleness") or slots == 30
+            await service.RenewLeases(sign, NO_CONTEXT)
+        status = job_status(job, own, 0)
+        assert sorted(one.staleness for one in status.workers) == [2.0, 6.0]
+        assert status.staleness == 5.0
+
+    scenario(tmp_path, play)
+
+
 def test_the_memory_of_a_worker_is_told_of_no_other_end(tmp_path: Path) -> None:
     async def play(job: Job, _: LaunchHandler) -> None:
         told: list[WorkerExit] = []

@@ -32,6 +32,8 @@ def sample(
     stats: dict[str, Any] = dict.fromkeys(RATES.values(), 0) | {
         "memory": {"rows": 90 * rows, "streams": 10 * rows},
         "connections_open": 3,
+        "stale_slots": 0,
+        "staleness_sum": 0,
         "replication": {"pending": 2, "commit": {"buckets": buckets}},
     }
     return NodeSample(instance, uptime_ms, stats | counted, {"emb": TableUsage(rows, 100 * rows)})
@@ -40,6 +42,16 @@ def sample(
 def only(before: NodeSample | None, after: NodeSample | None) -> Any:
     errors = {} if after is not None else {"ps-0": "no pserver answers at h:1"}
     return rates_between(Sample({"ps-0": before}), Sample({"ps-0": after}, errors))
+
+
+def test_staleness_is_the_mean_of_what_was_measured_between() -> None:
+    before = sample(10_000, stale_slots=100, staleness_sum=1000)
+    after = sample(12_000, stale_slots=164, staleness_sum=1160)
+    assert only(before, after)["nodes"][0]["staleness"] == 2.5
+    assert (
+        only(before, sample(12_000, stale_slots=100, staleness_sum=1000))["nodes"][0]["staleness"]
+        is None
+    )
 
 
 def test_rates_are_what_was_counted_by_the_time_that_passed_at_the_node() -> None:

@@ -24,6 +24,8 @@ pub struct SlotMemory {
     pub closed: Vec<StreamId>,
     /// The highest time of its transactions, of tables with a lifetime.
     pub time: u32,
+    /// Update transactions that have been applied, by table; those of none are left out.
+    pub updates: Vec<(u64, u64)>,
 }
 
 /// Reads the rows of a copy. The copy is over when it is dropped.
@@ -100,7 +102,18 @@ impl Engine {
             streams: self.streams.of_slot(index).collect(),
             closed: self.streams.closed_in(index).collect(),
             time: self.slots[index].time,
+            updates: self.updates(slot),
         }
+    }
+
+    /// The tables that updates have been applied to in a slot, each with how many.
+    fn updates(&self, slot: u32) -> Vec<(u64, u64)> {
+        let index = self.index(slot);
+        let counts = self
+            .tables
+            .iter()
+            .map(|(&id, one)| (id, one.updates(index)));
+        counts.filter(|&(_, updates)| updates > 0).collect()
     }
 
     /// Begin to copy a slot as it is now, with what is staged in it.
@@ -158,8 +171,10 @@ impl Engine {
         self.slots[index].position = memory.position;
         self.slots[index].time = memory.time;
         self.slots[index].spans = self.slots[index].spans.replaced(memory.position);
-        for table in self.tables.values_mut() {
+        for (id, table) in &mut self.tables {
             table.clear_marks(slot);
+            let known = memory.updates.iter().find(|(of, _)| of == id);
+            table.set_updates(index, known.map_or(0, |&(_, updates)| updates));
         }
     }
 

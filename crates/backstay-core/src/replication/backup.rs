@@ -253,6 +253,7 @@ impl Replica {
         let slot = &mut self.slots[one.slot as usize];
         if slot.epoch != one.epoch {
             rows.clear_slot(one.slot);
+            rows.set_epoch(one.slot, one.epoch);
             slot.epoch = one.epoch;
         }
         slot.fence = one.term;

@@ -165,6 +165,8 @@ impl Replica {
             };
         }
         if fresh {
+            // Also where it is no master: origins are compared on every replica.
+            rows.set_epoch(number, epoch);
             // The slot begins empty here, as at its master. If it has no master, it got one and
             // lost it in tables that this node has not seen.
             slot.role = match set.master {

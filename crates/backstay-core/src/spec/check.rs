@@ -159,7 +159,7 @@ impl TableSpec {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             // Absent from the canonical form if there is none.
-            for field in ["lifetime", "pull"] {
+            for field in ["lifetime", "staleness", "pull"] {
                 fields.entry(field).or_insert(Value::Null);
             }
         }

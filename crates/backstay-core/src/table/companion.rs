@@ -13,6 +13,7 @@ use crate::life::{self, Seen, SlotPart, Thresholds};
 use crate::optimizer::{Optimizer, Sgd};
 use crate::spec::lifetime::{Admission, Expiry, Lifetime, ScoreRule, ShowClick};
 use crate::spec::{Initializer, NonFinitePolicy, Storage, TableKind, TableSpec};
+use crate::staleness::Compensation;
 
 /// What stands behind a table's name in its companion's; no name of a user's table has it.
 pub const COMPANION_SUFFIX: &str = "@admission";
@@ -156,8 +157,9 @@ impl TableSpec {
             seed: 0,
             optimizer: Optimizer::Sgd(Sgd { learning_rate: 0.0 }),
             non_finite: NonFinitePolicy::Refuse,
-            // So that a counter knows when it was used last.
             pull: None,
+            staleness: Compensation::Ignore,
+            // So that a counter knows when it was used last.
             lifetime: Some(Lifetime {
                 expiry: Some(Expiry {
                     unseen_seconds: Some(u32::MAX),

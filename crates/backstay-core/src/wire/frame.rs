@@ -283,6 +283,11 @@ impl<'a> Reader<'a> {
             .map_err(|_| Refusal::Protocol("a string field is not UTF-8".into()))
     }
 
+    /// How many bytes are left.
+    pub(super) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Everything that is left.
     pub(super) fn rest(self) -> &'a [u8] {
         self.rest

@@ -3,6 +3,7 @@
 use super::frame::{cut_text, Reader, MAX_TEXT_BYTES};
 use crate::error::Refusal;
 use crate::life::Thresholds;
+use crate::staleness::{Compensation, Staleness};
 use crate::stream::{StreamId, TransactionId};
 use crate::transaction::Change;
 
@@ -100,28 +101,37 @@ pub struct PullMeta {
     pub key_count: u32,
     /// Elements of a row as the client knows the table.
     pub row_elements: u32,
+    /// Whether the answer is to have an origin for each slot, behind the rows.
+    pub origins: bool,
 }
 
 impl PullMeta {
     /// Lay it out.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(24);
+        let mut out = Vec::with_capacity(32);
         out.extend(self.table.to_le_bytes());
         out.extend(self.routing_version.to_le_bytes());
         out.extend(self.key_count.to_le_bytes());
         out.extend(self.row_elements.to_le_bytes());
+        if self.origins {
+            out.extend(HAS_ORIGINS.to_le_bytes());
+        }
         out
     }
 
     /// Read it.
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
-        let pull = Self {
+        let mut pull = Self {
             table: reader.u64()?,
             routing_version: reader.u64()?,
             key_count: reader.u32()?,
             row_elements: reader.u32()?,
+            origins: false,
         };
+        if reader.left() >= 8 {
+            pull.origins = check_flags(reader.u64()?, "a pull")?;
+        }
         reader.end()?;
         Ok(pull)
     }
@@ -162,6 +172,18 @@ impl PullReply {
         reader.end()?;
         Ok(reply)
     }
+}
+
+/// The flag of what tells, or asks for, origins.
+const HAS_ORIGINS: u64 = 1;
+
+/// Whether it has origins.
+fn check_flags(flags: u64, what: &str) -> Result<bool, Refusal> {
+    if flags & !HAS_ORIGINS != 0 {
+        let reason = format!("unknown flags {flags:#x} of {what}: use matching releases");
+        return Err(Refusal::Protocol(reason));
+    }
+    Ok(flags == HAS_ORIGINS)
 }
 
 /// The number of a [`Change`] on the wire.
@@ -211,6 +233,10 @@ pub struct PushMeta {
     pub row_elements: u32,
     /// What to do.
     pub change: Change,
+    /// Whether an origin for each slot stands behind the values.
+    pub origins: bool,
+    /// What is done about its staleness: between servers only.
+    pub compensation: Compensation,
 }
 
 impl PushMeta {
@@ -244,7 +270,7 @@ impl PushMeta {
         out.extend(self.row_elements.to_le_bytes());
         out.extend(scale.to_le_bytes());
         out.push(kind as u8);
-        out.extend([0; 3]);
+        out.extend([u8::from(self.origins), self.compensation.code(), 0]);
         if let Change::Expire(thresholds) = &self.change {
             put_thresholds(&mut out, thresholds);
         }
@@ -263,7 +289,14 @@ impl PushMeta {
         let (key_count, row_elements) = (reader.u32()?, reader.u32()?);
         let learning_rate_scale = reader.f32()?;
         let kind = reader.u8()?;
-        reader.take(3)?;
+        let origins = check_flags(u64::from(reader.u8()?), "a push")?;
+        let code = reader.u8()?;
+        reader.take(1)?;
+        let compensation = Compensation::from_code(code).ok_or_else(|| {
+            Refusal::Protocol(format!(
+                "unknown compensation {code}: use matching releases"
+            ))
+        })?;
         let thresholds = match kind {
             6 => read_thresholds(&mut reader)?,
             _ => Thresholds::default(),
@@ -298,6 +331,10 @@ impl PushMeta {
             }
             _ => return Err(Refusal::Protocol(format!("unknown kind of push {kind}"))),
         };
+        if origins && !change.updates() {
+            let reason = format!("a push of kind {kind} has no gradients, and so no origins");
+            return Err(Refusal::InvalidRequest(reason));
+        }
         Ok(Self {
             table,
             routing_version,
@@ -306,6 +343,8 @@ impl PushMeta {
             key_count,
             row_elements,
             change,
+            origins,
+            compensation,
         })
     }
 }
@@ -319,26 +358,43 @@ pub struct PushReply {
     pub applied_slots: u32,
     /// Slots that had applied it before: this was a retry.
     pub skipped_slots: u32,
+    /// How stale it was where it was applied now, if it told origins.
+    pub stale: Option<Staleness>,
 }
 
 impl PushReply {
     /// Lay it out.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(16);
+        let mut out = Vec::with_capacity(48);
         out.extend(self.routing_version.to_le_bytes());
         out.extend(self.applied_slots.to_le_bytes());
         out.extend(self.skipped_slots.to_le_bytes());
+        if let Some(stale) = &self.stale {
+            for number in [stale.known, stale.unknown, stale.sum] {
+                out.extend(number.to_le_bytes());
+            }
+            out.extend(u64::from(stale.max).to_le_bytes());
+        }
         out
     }
 
     /// Read it.
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
-        let reply = Self {
+        let mut reply = Self {
             routing_version: reader.u64()?,
             applied_slots: reader.u32()?,
             skipped_slots: reader.u32()?,
+            stale: None,
         };
+        if reader.left() >= 32 {
+            reply.stale = Some(Staleness {
+                known: reader.u64()?,
+                unknown: reader.u64()?,
+                sum: reader.u64()?,
+                max: u32::try_from(reader.u64()?).unwrap_or(u32::MAX),
+            });
+        }
         reader.end()?;
         Ok(reply)
     }

@@ -14,21 +14,23 @@ use super::settings::{optimizer_words, stamp_word};
 use crate::engine::SlotMemory;
 use crate::replication::message::{Message, Refuse, SlotOrder};
 use crate::replication::NodeId;
+use crate::staleness::UNTOLD;
 use crate::stream::StreamId;
 use crate::transaction::{Change, StagedRun, Transaction};
 
 pub use decode::decode;
 
-/// Bytes that a frame between servers may be larger than the largest push: the places.
-pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
+/// Bytes that a frame between servers may be larger than the largest push: the places, and origins.
+pub const MAX_PLACES_BYTES: u64 = 65_536 * (PLACE_WORDS as u64 + 1) * 8;
 
 /// Version of the messages between servers; 1 had one connection for everything.
-pub const PEER_VERSION: u64 = 5;
+pub const PEER_VERSION: u64 = 6;
 
 const PLACE_WORDS: usize = 3;
 const ORDER_WORDS: usize = 6;
 const STREAM_WORDS: usize = 5;
 const CLOSED_WORDS: usize = 2;
+const UPDATES_WORDS: usize = 2;
 
 /// First message of a master on a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,12 +208,13 @@ fn prepare(
         .checked_div(total)
         .unwrap_or(0);
     let numbers = [number, lsn, decided, places.len() as u64];
-    let meta = prepare_meta(numbers, transaction, [keys, elements]);
+    let told = places.iter().any(|place| place.run.origin != UNTOLD);
+    let meta = prepare_meta(numbers, transaction, [keys, elements], told);
     let values = keys * elements * 4;
     let padding = values.next_multiple_of(8) - values;
     let mut encoded = begin(
         &meta,
-        keys * 8 + values + padding + places.len() * PLACE_WORDS * 8,
+        keys * 8 + values + padding + places.len() * words_of_place(told) * 8,
     );
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut tail = vec![0; padding];
@@ -229,6 +232,10 @@ fn prepare(
         ];
         tail.extend_from_slice(bytemuck::cast_slice(&words));
     }
+    if told {
+        let origins = places.iter().map(|place| place.run.origin);
+        tail.extend(origins.flat_map(u64::to_le_bytes));
+    }
     encoded.push = Some((Arc::clone(transaction), ranges));
     encoded.tail = tail;
     encoded
@@ -238,6 +245,7 @@ fn prepare_meta(
     numbers: [u64; 4],
     transaction: &Transaction,
     [keys, elements]: [usize; 2],
+    origins: bool,
 ) -> Vec<u8> {
     // A close is told by the kind of frame.
     let (kind, change) = match transaction.change {
@@ -263,9 +271,16 @@ fn prepare_meta(
         key_count: keys as u32,
         row_elements: elements as u32,
         change,
+        origins,
+        compensation: transaction.compensation,
     };
     meta.extend(push.encode());
     meta
+}
+
+/// A place, and its origin if these travel.
+fn words_of_place(origins: bool) -> usize {
+    PLACE_WORDS + usize::from(origins)
 }
 
 fn order_words(one: &SlotOrder) -> [u64; ORDER_WORDS] {
@@ -314,6 +329,7 @@ fn copy_end(number: u64, slot: &SlotOrder, memory: &SlotMemory) -> Encoded {
         memory.streams.len() as u64,
         memory.closed.len() as u64,
         u64::from(memory.time),
+        memory.updates.len() as u64,
     ];
     let mut body = order_words(slot).to_vec();
     let id = |stream: &StreamId| {
@@ -334,6 +350,9 @@ fn copy_end(number: u64, slot: &SlotOrder, memory: &SlotMemory) -> Encoded {
         .closed
         .iter()
         .for_each(|stream| body.extend(id(stream)));
+    for &(table, updates) in &memory.updates {
+        body.extend([table, updates]);
+    }
     frame(Kind::CopyEnd, &fields, &body)
 }
 

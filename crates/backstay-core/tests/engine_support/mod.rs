@@ -9,6 +9,7 @@ use backstay_core::engine::{Engine, ServingState, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::spec::TableSpec;
+use backstay_core::staleness::Compensation;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 
@@ -63,6 +64,20 @@ pub fn push(stream: u64, sequence: u64, floor: u64, keys: &[u64], value: f32) ->
     };
     let batch = Batch::new(keys, &values);
     Arc::new(Transaction::new(space(), id, floor, table_id("t"), change, batch).unwrap())
+}
+
+/// The same, and the table divides the learning rate by the staleness.
+pub fn scaled(push: &Transaction) -> Arc<Transaction> {
+    let mut push = push.clone();
+    push.compensation = Compensation::Scale;
+    Arc::new(push)
+}
+
+/// The same, from where its gradients come in each of its slots.
+pub fn told(push: &Transaction, origins: &[u64]) -> Arc<Transaction> {
+    let mut push = push.clone();
+    push.tell_origins(origins).unwrap();
+    Arc::new(push)
 }
 
 pub fn delete(stream: u64, sequence: u64, keys: &[u64]) -> Arc<Transaction> {

@@ -133,6 +133,13 @@ impl World {
             learning_rate: 1.0 + one.attempts as f64 / 64.0,
         });
         transaction.optimizer = Some(settings.stamp());
+        if self.budget.stale {
+            let sets = &self.tables.last().unwrap().0;
+            let origin = |run: &Run| origin(sets[run.slot as usize].epoch, 0);
+            let origins: Vec<u64> = transaction.runs().iter().map(origin).collect();
+            transaction.tell_origins(&origins).unwrap();
+            transaction.compensation = Compensation::Scale;
+        }
         // A master's clock may be behind that of the one before.
         transaction.stamp = Stamp {
             time: 10 + 4 * push as u32 + one.attempts as u32 - 3 * to as u32,

@@ -19,8 +19,9 @@ use backstay_core::replication::{
     Way, Work,
 };
 use backstay_core::spec::TableSpec;
+use backstay_core::staleness::{origin, Compensation};
 use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::transaction::{Batch, Change, StagedRun, Stamp, Transaction};
+use backstay_core::transaction::{Batch, Change, Run, StagedRun, Stamp, Transaction};
 
 /// Times are in steps of the clock, one step is this long.
 pub const STEP: u64 = 20;
@@ -76,6 +77,9 @@ pub struct Budget {
     pub deletes: bool,
     /// Whether the second push has them expire, by the clocks of masters, which differ.
     pub expires: bool,
+    /// Whether the learning rates of pushes are divided by their staleness. All come from before the
+    /// first.
+    pub stale: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

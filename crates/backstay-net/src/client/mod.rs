@@ -4,7 +4,7 @@
 //! each server; `request` tries one part of a call, `requests` all of them until they are
 //! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push`
 //! are the two kinds of calls; `queue` numbers pushes, pushes of a task by `batches` and while its
-//! `send_lease` is alive (`task_stream`); `lifetimes` expires and decays tables; `closing` waits and ends; [`rows`] moves values;
+//! `send_lease` is alive (`task_stream`); `origins` knows from where rows came; `lifetimes` expires and decays tables; `closing` waits and ends; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
 mod attend;
@@ -15,6 +15,7 @@ mod error;
 mod lifetimes;
 mod link;
 mod options;
+mod origins;
 mod out_frame;
 pub mod own_stream;
 pub mod plan;
@@ -34,6 +35,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
+use backstay_core::staleness::Staleness;
 use backstay_core::stream::StreamId;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -49,6 +51,7 @@ pub use waiting::Event;
 
 use connection::Connection;
 use link::{Backoff, Failure, Link};
+use origins::Origins;
 use plan::Plan;
 use queue::PushQueue;
 use routing::{Routing, ServerAddress};
@@ -73,6 +76,29 @@ pub struct ClientCounters {
     pub failovers: AtomicU64,
     /// Calls that had to wait for a server or for a newer routing.
     pub waits: AtomicU64,
+    /// Slots of pushes of which it is known how stale the push was there.
+    pub stale_slots: AtomicU64,
+    /// Of these, all together.
+    pub staleness_sum: AtomicU64,
+    /// The highest.
+    pub staleness_max: AtomicU64,
+    /// Slots of pushes of which it is not known.
+    pub staleness_unknown: AtomicU64,
+}
+
+impl ClientCounters {
+    /// How stale a push was.
+    fn count_staleness(&self, stale: &Staleness) {
+        if *stale == Staleness::default() {
+            return;
+        }
+        self.stale_slots.fetch_add(stale.known, Ordering::Relaxed);
+        self.staleness_sum.fetch_add(stale.sum, Ordering::Relaxed);
+        let max = u64::from(stale.max);
+        self.staleness_max.fetch_max(max, Ordering::Relaxed);
+        let unknown = stale.unknown;
+        self.staleness_unknown.fetch_add(unknown, Ordering::Relaxed);
+    }
 }
 
 /// A client of a cluster's data plane.
@@ -90,6 +116,7 @@ pub struct Client {
     pushes: Arc<PushQueue<Push>>,
     /// Those of tasks, with something under way or a handle in use.
     tasks: Mutex<Vec<Arc<PushQueue<Push>>>>,
+    origins: Origins,
     buffers: Arc<BufferPool>,
     waits: Waits,
     closed: AtomicBool,
@@ -109,11 +136,18 @@ impl Client {
             first_generation: AtomicU64::new(0),
             state_lost: AtomicBool::new(false),
             loss: Mutex::default(),
+            origins: Origins::default(),
             buffers: Arc::new(BufferPool::new(SPARE_BYTES)),
             waits: Waits::default(),
             closed: AtomicBool::new(false),
             counters: ClientCounters::default(),
         })
+    }
+
+    /// Have pulls of a table ask from where their rows come, and pushes to it tell that, from now on:
+    /// so it is known how stale they are.
+    pub fn track_staleness(&self, table: u64) {
+        self.origins.ask(table);
     }
 
     /// Go by this routing table from now on, also in the calls that wait; false if it is not

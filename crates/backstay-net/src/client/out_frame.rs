@@ -14,6 +14,10 @@ pub(crate) struct OutFrame {
     bytes: usize,
     body_at: usize,
     keys: usize,
+    /// Words at its end, one for each slot: where the gradients of a push come from.
+    origins: usize,
+    /// Bytes behind the rows: those, and what fills up the last word of the rows.
+    tail_bytes: usize,
 }
 
 impl OutFrame {
@@ -24,9 +28,26 @@ impl OutFrame {
         meta: &[u8],
         keys: usize,
         body_bytes: usize,
+        buffer: Vec<u64>,
+    ) -> Self {
+        Self::with_origins(opcode, meta, keys, body_bytes, &[], buffer)
+    }
+
+    /// The same, with an origin for each slot behind the `body_bytes`.
+    pub(crate) fn with_origins(
+        opcode: Opcode,
+        meta: &[u8],
+        keys: usize,
+        body_bytes: usize,
+        origins: &[u64],
         mut buffer: Vec<u64>,
     ) -> Self {
         debug_assert_eq!(meta.len() % 8, 0);
+        let tail_bytes = match origins.len() {
+            0 => 0,
+            count => body_bytes.next_multiple_of(8) - body_bytes + count * 8,
+        };
+        let body_bytes = body_bytes + tail_bytes;
         let header = Header::plain(opcode, 0, meta.len(), body_bytes);
         let bytes = HEADER_BYTES + meta.len() + body_bytes;
         if buffer.len() < bytes.div_ceil(8) {
@@ -35,11 +56,19 @@ impl OutFrame {
         let head: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
         head[..HEADER_BYTES].copy_from_slice(&header.encode());
         head[HEADER_BYTES..HEADER_BYTES + meta.len()].copy_from_slice(meta);
+        if !origins.is_empty() {
+            let first = bytes / 8 - origins.len();
+            // The half of a word that no value may fill.
+            buffer[first - 1] = 0;
+            buffer[first..bytes / 8].copy_from_slice(origins);
+        }
         Self {
             words: buffer,
             bytes,
             body_at: (HEADER_BYTES + meta.len()) / 8,
             keys,
+            origins: origins.len(),
+            tail_bytes,
         }
     }
 
@@ -66,17 +95,21 @@ impl OutFrame {
     }
 
     /// The same kind of request for some of its keys and their rows. `meta` must tell the new
-    /// number of keys.
+    /// number of keys. `slot` is that of a key.
     pub(crate) fn cut(
         &self,
         opcode: Opcode,
         meta: &[u8],
         ranges: &[Range<usize>],
         buffer: Vec<u64>,
+        slot: impl Fn(u64) -> u32,
     ) -> Self {
         let keys = ranges.iter().map(Range::len).sum::<usize>();
-        let row_bytes = (self.bytes - (self.body_at + self.keys) * 8) / self.keys.max(1);
-        let mut frame = Self::new(opcode, meta, keys, keys * (8 + row_bytes), buffer);
+        let rows_bytes = self.bytes - (self.body_at + self.keys) * 8 - self.tail_bytes;
+        let row_bytes = rows_bytes / self.keys.max(1);
+        let origins = self.origins_in(ranges, slot);
+        let body_bytes = keys * (8 + row_bytes);
+        let mut frame = Self::with_origins(opcode, meta, keys, body_bytes, &origins, buffer);
         let rows: &[u8] = bytemuck::cast_slice(&self.words[self.body_at + self.keys..]);
         let (to_keys, to_rows) = frame.words[frame.body_at..].split_at_mut(keys);
         let to_rows: &mut [u8] = bytemuck::cast_slice_mut(to_rows);
@@ -89,6 +122,24 @@ impl OutFrame {
             at = end;
         }
         frame
+    }
+
+    /// The origins of the slots in these ranges of keys, which hold whole slots.
+    fn origins_in(&self, ranges: &[Range<usize>], slot: impl Fn(u64) -> u32) -> Vec<u64> {
+        let mut origins = Vec::new();
+        if self.origins == 0 {
+            return origins;
+        }
+        let all = &self.words[self.bytes / 8 - self.origins..self.bytes / 8];
+        let runs = self.keys().chunk_by(|&a, &b| slot(a) == slot(b));
+        let mut at = 0;
+        for (run, &origin) in runs.zip(all) {
+            if ranges.iter().any(|range| range.contains(&at)) {
+                origins.push(origin);
+            }
+            at += run.len();
+        }
+        origins
     }
 
     pub(crate) fn set_request_id(&mut self, request_id: u64) {
@@ -135,4 +186,46 @@ pub(crate) fn check(hello: &HelloReply, keys: usize, body_bytes: usize) -> Resul
          send smaller batches or raise it",
         hello.node_id
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three slots of two keys, one and three, rows of three values: an odd number of them.
+    fn frame() -> OutFrame {
+        let keys = [1u64, 2, 11, 21, 22, 23];
+        let bytes = keys.len() * (8 + 3 * 4);
+        let origins = [100, 101, 102];
+        let mut frame =
+            OutFrame::with_origins(Opcode::Push, &[0; 64], 6, bytes, &origins, Vec::new());
+        frame.body_mut()[..6].copy_from_slice(&keys);
+        let values: Vec<f32> = (0..18).map(|n| n as f32).collect();
+        let rows: &mut [f32] = bytemuck::cast_slice_mut(&mut frame.body_mut()[6..15]);
+        rows.copy_from_slice(&values);
+        frame
+    }
+
+    #[test]
+    fn a_part_of_a_push_has_the_origins_of_its_slots() {
+        let frame = frame();
+        let slot = |key: u64| key as u32 / 10;
+        for (ranges, keys, origins) in [
+            ([0..2, 3..6], vec![1u64, 2, 21, 22, 23], vec![100u64, 102]),
+            ([2..3, 6..6], vec![11], vec![101]),
+            ([0..2, 2..3], vec![1, 2, 11], vec![100, 101]),
+        ] {
+            let cut = frame.cut(Opcode::Push, &[0; 64], &ranges, Vec::new(), slot);
+            assert_eq!(cut.keys(), keys);
+            let body = &cut.bytes()[HEADER_BYTES + 64..];
+            let told: Vec<u64> =
+                bytemuck::pod_collect_to_vec(&body[body.len() - origins.len() * 8..]);
+            assert_eq!(told, origins);
+            let rows = (keys.len() * 12).next_multiple_of(8);
+            assert_eq!(body.len(), keys.len() * 8 + rows + origins.len() * 8);
+            let first = ranges[0].start as f32 * 3.0;
+            let values: Vec<f32> = bytemuck::pod_collect_to_vec(&body[keys.len() * 8..][..12]);
+            assert_eq!(values, [first, first + 1.0, first + 2.0]);
+        }
+    }
 }

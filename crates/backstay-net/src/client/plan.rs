@@ -240,6 +240,16 @@ impl Plan {
         cut
     }
 
+    /// The slots of a part, in the order in which their keys stand in its frame.
+    pub(crate) fn slots_of<'a>(&'a self, part: &'a Part) -> impl Iterator<Item = u32> + 'a {
+        let runs = move |piece: &Piece| self.run_at(piece.keys.start)..self.run_at(piece.keys.end);
+        let runs = part.pieces().flat_map(runs);
+        runs.map(move |run| {
+            let key = self.keys[self.runs[run].first_key as usize];
+            self.routing.slot(key)
+        })
+    }
+
     /// The run that begins at this unique key, or the number of runs at their end.
     fn run_at(&self, key: usize) -> usize {
         self.runs

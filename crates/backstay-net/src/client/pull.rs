@@ -18,7 +18,10 @@ use crate::frame_io::Frame;
 pub struct Pull {
     client: Arc<Client>,
     plan: Arc<Plan>,
+    table: u64,
     elements: usize,
+    /// Whether the answers have origins.
+    origins: bool,
     requests: Requests,
 }
 
@@ -34,14 +37,17 @@ impl Client {
         self.check_open()?;
         let routing = self.newest().ok_or_else(no_routing)?;
         let mut requests = Requests::default();
+        let origins = self.origins.asks(table);
         for part in plan.parts(&routing, self.keys_per_part(row_elements)) {
             let keys = part.key_count();
-            self.check_reply(keys * row_elements * 4)?;
+            let told = if origins { keys * 8 } else { 0 };
+            self.check_reply(keys * row_elements * 4 + told)?;
             let meta = PullMeta {
                 table,
                 routing_version: routing.version,
                 key_count: keys as u32,
                 row_elements: row_elements as u32,
+                origins,
             };
             let meta = meta.encode();
             let buffer = self.buffers.take();
@@ -63,7 +69,9 @@ impl Client {
         Ok(Pull {
             client: Arc::clone(self),
             plan: Arc::clone(plan),
+            table,
             elements: row_elements,
+            origins,
             requests,
         })
     }
@@ -107,6 +115,7 @@ impl Pull {
             )));
         }
         let (client, plan, elements) = (&self.client, &self.plan, self.elements);
+        let (table, origins) = (self.table, self.origins);
         let mut spread = |request: &Request, frame: Frame| {
             let Some(part) = request.part() else {
                 return Ok(());
@@ -117,7 +126,19 @@ impl Pull {
                 reply.row_count as usize == part.key_count()
                     && reply.row_elements as usize == elements
             });
-            if !fits || frame.header.body_bytes != count as u64 * 4 {
+            let slots: Vec<u32> = if origins {
+                plan.slots_of(part).collect()
+            } else {
+                Vec::new()
+            };
+            // Origins begin with a whole word.
+            let row_words = count.div_ceil(2);
+            let wanted = if origins {
+                (row_words + slots.len()) * 8
+            } else {
+                count * 4
+            };
+            if !fits || frame.header.body_bytes != wanted as u64 {
                 return Err(ClientError::Protocol {
                     address: request.address(),
                     reason: "the answer does not hold the rows that were asked for".into(),
@@ -129,6 +150,11 @@ impl Pull {
                 let (rows, rest) = values.split_at(piece.keys.len() * elements);
                 rows::spread(entries, piece.keys.start, rows, out, elements);
                 values = rest;
+            }
+            if origins {
+                let told = frame.body[row_words..].iter().copied();
+                let all = plan.routing().space.count();
+                client.origins.came(table, all, slots.into_iter().zip(told));
             }
             client.buffers.give(frame.body);
             Ok(())

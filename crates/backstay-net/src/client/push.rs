@@ -13,6 +13,7 @@ use std::sync::Arc;
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
 use backstay_core::life::Gone;
+use backstay_core::staleness::Compensation;
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Change;
 use backstay_core::wire::{DeleteReply, ExpireReply, Opcode, PushMeta, PushReply};
@@ -135,7 +136,7 @@ impl Client {
         check(request, plan)?;
         let routing = self.newest().ok_or_else(no_routing)?;
         let parts = plan.parts(&routing, self.keys_per_part(request.width()));
-        self.check_limits(request, &routing, &parts, deadline)
+        self.check_limits(request, plan, &routing, &parts, deadline)
             .await?;
         let _turn = queue.take_turn(self, deadline).await?;
         // The client may have been closed while this push waited.
@@ -182,6 +183,7 @@ impl Client {
     async fn check_limits(
         &self,
         request: &PushRequest<'_>,
+        plan: &Plan,
         routing: &Routing,
         parts: &[Part],
         deadline: Deadline,
@@ -206,7 +208,10 @@ impl Client {
                 },
             };
             let keys = part.key_count();
-            let bytes = push_body_bytes(keys, request.width());
+            let mut bytes = push_body_bytes(keys, request.width());
+            if self.origins.asks(request.table) {
+                bytes = bytes.next_multiple_of(8) + plan.slots_of(part).count() * 8;
+            }
             out_frame::check(&connection.hello, keys, bytes)?;
         }
         Ok(())
@@ -230,6 +235,11 @@ impl Client {
     ) -> OutFrame {
         let keys = part.key_count();
         let elements = request.width();
+        let origins = if request.change.updates() {
+            self.origins.of(request.table, plan.slots_of(part))
+        } else {
+            None
+        };
         let meta = PushMeta {
             table: request.table,
             routing_version,
@@ -238,11 +248,15 @@ impl Client {
             key_count: keys as u32,
             row_elements: elements as u32,
             change: request.change,
+            origins: origins.is_some(),
+            compensation: Compensation::Ignore,
         };
         let body_bytes = push_body_bytes(keys, elements);
         let meta = meta.encode();
         let (opcode, _) = request.opcodes();
-        let mut frame = OutFrame::new(opcode, &meta, keys, body_bytes, self.buffers.take());
+        let origins = origins.as_deref().unwrap_or_default();
+        let buffer = self.buffers.take();
+        let mut frame = OutFrame::with_origins(opcode, &meta, keys, body_bytes, origins, buffer);
         let (key_words, value_words) = frame.body_mut().split_at_mut(keys);
         part.copy_keys(plan, key_words);
         if elements == 0 {
@@ -398,7 +412,11 @@ fn answered(opcode: Opcode, meta: &[u8]) -> Result<Done, Refusal> {
             gone.counters = reply.counters;
             reply.applied_slots
         }
-        _ => PushReply::decode(meta)?.applied_slots,
+        _ => {
+            let reply = PushReply::decode(meta)?;
+            gone.stale = reply.stale.unwrap_or_default();
+            reply.applied_slots
+        }
     };
     Ok(Done {
         applied_slots: u64::from(applied),
@@ -448,6 +466,7 @@ impl Push {
                     .counters
                     .keys_pushed
                     .fetch_add(self.keys, Ordering::Relaxed);
+                client.counters.count_staleness(&self.done().gone.stale);
                 Ok(())
             }
             Err(error) => Err(state.failure(self, error)),

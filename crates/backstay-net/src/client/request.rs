@@ -19,6 +19,7 @@ use super::error::ClientError;
 use super::link::{Answer, Deadline, Failure, Link, Ticket};
 use super::out_frame::OutFrame;
 use super::plan::{Part, Plan};
+use super::routing::Routing;
 use super::send_lease::SendLease;
 use super::{split, Client};
 use crate::frame_io::Frame;
@@ -305,7 +306,7 @@ impl Request {
         let cut = groups.iter().map(|group| {
             let link = client.link_to(&routing, group.server);
             self.count_failover(client, link.as_ref());
-            self.cut(client, plan, routing.version, group, link)
+            self.cut(client, plan, &routing, group, link)
         });
         let cut = cut.collect::<Result<Vec<_>, _>>()?;
         client
@@ -329,15 +330,17 @@ impl Request {
         &self,
         client: &Client,
         plan: Option<&Plan>,
-        version: u64,
+        routing: &Routing,
         group: &split::Group,
         link: Option<Arc<Link>>,
     ) -> Result<Self, ClientError> {
+        let version = routing.version;
         let keys = group.ranges.iter().map(Range::len).sum::<usize>();
         let meta = self.meta_for(version, keys as u32);
         let meta = meta.map_err(|refusal| ClientError::Invalid(refusal.to_string()))?;
         let buffer = client.buffers.take();
-        let frame = self.frame.cut(self.opcode, &meta, &group.ranges, buffer);
+        let (ranges, slot) = (&group.ranges, |key: u64| routing.slot(key));
+        let frame = self.frame.cut(self.opcode, &meta, ranges, buffer, slot);
         let part = match (plan, &self.part) {
             (Some(plan), Some(part)) => plan.cut(part, group.server, &group.ranges),
             _ => None,

@@ -17,40 +17,58 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         let count = self.check_keys(&frame, meta.key_count, 0)?;
         let elements = self.check_elements(meta.table, meta.row_elements)?;
         let limit = self.shared.options.limits.max_frame_bytes;
-        let body_bytes = count as u64 * elements as u64 * 4;
-        if body_bytes > limit {
+        let row_bytes = count as u64 * elements as u64 * 4;
+        // At most one origin for each key; how many slots there are is not known yet.
+        let most = row_bytes + if meta.origins { count as u64 * 8 } else { 0 };
+        if most > limit {
             return Err(Refusal::LimitExceeded(format!(
-                "the answer to {count} keys takes {body_bytes} bytes, the limit is {limit} (max_frame_bytes): pull fewer keys at once"
+                "the answer to {count} keys takes {most} bytes, the limit is {limit} (max_frame_bytes): pull fewer keys at once"
             )));
         }
         let words = PULL_REPLY_WORDS + (count * elements).div_ceil(2);
         if self.reply.len() < words {
             self.reply.resize(words, 0);
         }
-        let header = Header::plain(
-            Opcode::PullReply,
-            frame.header.request_id,
-            PullReply::BYTES,
-            body_bytes as usize,
-        );
         let routing_version = self.shared.store.routing_version();
         let reply = PullReply {
             routing_version,
             row_count: meta.key_count,
             row_elements: meta.row_elements,
         };
-        let (head, rows) = self.reply.split_at_mut(PULL_REPLY_WORDS);
-        let head: &mut [u8] = bytemuck::cast_slice_mut(head);
+        let rows: &mut [f32] = bytemuck::cast_slice_mut(&mut self.reply[PULL_REPLY_WORDS..]);
+        let mut origins = meta.origins.then(Vec::new);
+        self.shared.replicator.pull_and_tell(
+            meta.table,
+            &frame.body[..count],
+            &mut rows[..count * elements],
+            origins.as_mut(),
+        )?;
+        let body_bytes = match origins {
+            None => row_bytes as usize,
+            Some(origins) => self.lay_out_origins(words, count * elements, &origins),
+        };
+        let request_id = frame.header.request_id;
+        let header = Header::plain(Opcode::PullReply, request_id, PullReply::BYTES, body_bytes);
+        let head: &mut [u8] = bytemuck::cast_slice_mut(&mut self.reply[..PULL_REPLY_WORDS]);
         head[..HEADER_BYTES].copy_from_slice(&header.encode());
         head[HEADER_BYTES..].copy_from_slice(&reply.encode());
-        let rows = &mut bytemuck::cast_slice_mut(rows)[..count * elements];
-        self.shared
-            .replicator
-            .pull(meta.table, &frame.body[..count], rows)?;
-        self.reply_bytes = PULL_REPLY_WORDS * 8 + body_bytes as usize;
+        self.reply_bytes = PULL_REPLY_WORDS * 8 + body_bytes;
         add(&self.shared.counters.pulls, 1);
         add(&self.shared.counters.keys_pulled, count as u64);
         self.request = frame.body;
         Ok(())
+    }
+
+    /// Put origins behind the values of an answer of so many words; the bytes of its body then.
+    fn lay_out_origins(&mut self, words: usize, values: usize, origins: &[u64]) -> usize {
+        if self.reply.len() < words + origins.len() {
+            self.reply.resize(words + origins.len(), 0);
+        }
+        if values % 2 == 1 {
+            // The half of a word that no value fills.
+            self.reply[words - 1] &= u64::from(u32::MAX);
+        }
+        self.reply[words..words + origins.len()].copy_from_slice(origins);
+        (words - PULL_REPLY_WORDS + origins.len()) * 8
     }
 }

@@ -27,7 +27,8 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             Refusal::InvalidRequest(reason)
         })?;
         let elements = self.check_elements(meta.table, elements)? + told as usize;
-        let reply = Reply::Push(meta.key_count as usize);
+        let (keys, origins) = (meta.key_count as usize, meta.origins);
+        let reply = Reply::Push { keys, origins };
         self.change_rows(frame, &meta, elements, reply)
     }
 
@@ -40,7 +41,12 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         elements: usize,
         reply: Reply,
     ) -> Result<bool, Refusal> {
-        let count = self.check_keys(&frame, meta.key_count, elements)?;
+        let (count, origins) = if meta.origins {
+            let (count, origins) = self.check_origins(&frame, meta.key_count, elements)?;
+            (count, Some(origins))
+        } else {
+            (self.check_keys(&frame, meta.key_count, elements)?, None)
+        };
         let (store, request_id) = (&self.shared.store, frame.header.request_id);
         push_event!(meta.id, "push received", table = meta.table, keys = count);
         let batch = Batch::from_words(frame.body, count, count * elements)?;
@@ -53,6 +59,9 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             meta.change,
             batch,
         )?;
+        if let Some(origins) = origins {
+            transaction.tell_origins(&origins)?;
+        }
         transaction.known_version = meta.routing_version;
         let taken = store
             .prepare(&mut transaction)
@@ -94,13 +103,20 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         );
     }
 
-    pub(super) fn push_reply(&mut self, request_id: u64, keys: usize, report: StageReport) {
+    pub(super) fn push_reply(
+        &mut self,
+        request_id: u64,
+        keys: usize,
+        origins: bool,
+        report: StageReport,
+    ) {
         self.count_change(report);
         add(&self.shared.counters.keys_pushed, keys as u64);
         let reply = PushReply {
             routing_version: self.shared.store.routing_version(),
             applied_slots: report.staged,
             skipped_slots: report.skipped,
+            stale: origins.then_some(report.gone.stale),
         };
         self.small_reply(Opcode::PushReply, request_id, &reply.encode(), &[]);
     }

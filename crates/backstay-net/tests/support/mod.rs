@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::ReplicaOptions;
 use backstay_core::spec::TableSpec;
+use backstay_core::staleness::Compensation;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{
@@ -328,6 +329,7 @@ pub fn pull_meta(table: &str, keys: usize) -> PullMeta {
         routing_version: 1,
         key_count: keys as u32,
         row_elements: DIM as u32,
+        origins: false,
     }
 }
 
@@ -353,6 +355,8 @@ pub fn push_meta(table: &str, keys: usize, job: u64, sequence: u64, floor: u64) 
         change: Change::Update {
             learning_rate_scale: 1.0,
         },
+        origins: false,
+        compensation: Compensation::Ignore,
     }
 }
 

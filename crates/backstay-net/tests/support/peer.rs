@@ -128,6 +128,7 @@ fn answer(asked: &Asked, value: f32) -> Vec<u8> {
         routing_version: 1,
         applied_slots: 1,
         skipped_slots: 0,
+        stale: None,
     };
     frame(Opcode::PushReply, id, &reply.encode(), &[])
 }

@@ -492,6 +492,8 @@ class RenewLeasesRequest(_message.Message):
     WAITING_MS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    STALE_SLOTS_FIELD_NUMBER: _builtins.int
+    STALENESS_SUM_FIELD_NUMBER: _builtins.int
     examples: _builtins.int
     """Since the process began."""
     steps: _builtins.int
@@ -501,6 +503,11 @@ class RenewLeasesRequest(_message.Message):
     """How long it has been waiting for other workers; 0: it does not. And for whom, if it knows."""
     resident_bytes: _builtins.int
     """Memory of its process that is in use (the resident set); 0: not known."""
+    stale_slots: _builtins.int
+    """Slots of its pushes of which it is known how stale the gradients were, and the sum of that. Since
+    its connection to the servers was made.
+    """
+    staleness_sum: _builtins.int
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
@@ -518,10 +525,12 @@ class RenewLeasesRequest(_message.Message):
         waiting_ms: _builtins.int = ...,
         waits_for: _abc.Iterable[_builtins.str] | None = ...,
         resident_bytes: _builtins.int = ...,
+        stale_slots: _builtins.int = ...,
+        staleness_sum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "leases", b"leases", "loss", b"loss", "resident_bytes", b"resident_bytes", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "leases", b"leases", "loss", b"loss", "resident_bytes", b"resident_bytes", "stale_slots", b"stale_slots", "staleness_sum", b"staleness_sum", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1096,6 +1105,7 @@ class WorkerStatus(_message.Message):
     SILENT_MS_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     instance: _builtins.int
     host: _builtins.str
@@ -1111,6 +1121,8 @@ class WorkerStatus(_message.Message):
     """What people should know of it, such as whom it waits for; empty: nothing."""
     resident_bytes: _builtins.int
     """Memory of its process that was in use when it was heard of; 0: not known."""
+    staleness: _builtins.float
+    """How stale its gradients were, on the mean; not set: not known."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tasks that it has leases of, as kind-round-number."""
@@ -1130,14 +1142,20 @@ class WorkerStatus(_message.Message):
         silent_ms: _builtins.int = ...,
         note: _builtins.str = ...,
         resident_bytes: _builtins.int = ...,
+        staleness: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "note", b"note", "pid", b"pid", "resident_bytes", b"resident_bytes", "silent_ms", b"silent_ms", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "note", b"note", "pid", b"pid", "resident_bytes", b"resident_bytes", "silent_ms", b"silent_ms", "staleness", b"staleness", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
+    _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
@@ -1230,6 +1248,7 @@ class JobStatus(_message.Message):
     CHECKPOINT_URL_FIELD_NUMBER: _builtins.int
     WENT_BACK_FIELD_NUMBER: _builtins.int
     SCALINGS_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
@@ -1281,6 +1300,8 @@ class JobStatus(_message.Message):
     """The folder or URL that the newest checkpoint was written to; empty: not known."""
     went_back: _builtins.int
     """How often a restore of the cluster took the job back to a checkpoint."""
+    staleness: _builtins.float
+    """How stale the gradients of its workers were, on the mean; not set: not known."""
     @_builtins.property
     def tasks(self) -> Global___TaskCounts: ...
     @_builtins.property
@@ -1337,14 +1358,20 @@ class JobStatus(_message.Message):
         checkpoint_url: _builtins.str = ...,
         went_back: _builtins.int = ...,
         scalings: _abc.Iterable[_builtins.str] | None = ...,
+        staleness: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "tasks", b"tasks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "staleness", b"staleness", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "staleness", b"staleness", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
+    _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 

@@ -24,33 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/tables.proto\x12\x0b\x62\x61\x63kstay.v1\"\xb4\x01\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x13\n\x0bmaster_rows\x18\x07 \x01(\x04\x12\x10\n\x08\x63ounters\x18\x08 \x01(\x04\x12\x15\n\rcounter_bytes\x18\t \x01(\x04\x12\x11\n\trow_bytes\x18\n \x01(\x04\"\x81\x01\n\x12\x43reateTableRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x32\n\x0eother_settings\x18\x03 \x01(\x0e\x32\x1a.backstay.v1.OtherSettings\x12\x0b\n\x03job\x18\x04 \x01(\x06\x12\x11\n\tjob_start\x18\x05 \x01(\x04J\x04\x08\x02\x10\x03\"W\n\x13\x43reateTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table\x12\x0f\n\x07\x63hanged\x18\x02 \x03(\t\x12\x0c\n\x04kept\x18\x03 \x03(\t\"G\n\x0fSetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"F\n\x10SetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table\x12\x0f\n\x07\x63hanged\x18\x02 \x03(\t\"\x13\n\x11ListTablesRequest\"8\n\x12ListTablesResponse\x12\"\n\x06tables\x18\x01 \x03(\x0b\x32\x12.backstay.v1.Table\"\x1f\n\x0fGetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table*^\n\rOtherSettings\x12\x19\n\x15OTHER_SETTINGS_REFUSE\x10\x00\x12\x19\n\x15OTHER_SETTINGS_UPDATE\x10\x01\x12\x17\n\x13OTHER_SETTINGS_KEEP\x10\x02\x32\xc2\x02\n\rTablesService\x12P\n\x0b\x43reateTable\x12\x1f.backstay.v1.CreateTableRequest\x1a .backstay.v1.CreateTableResponse\x12G\n\x08SetTable\x12\x1c.backstay.v1.SetTableRequest\x1a\x1d.backstay.v1.SetTableResponse\x12M\n\nListTables\x12\x1e.backstay.v1.ListTablesRequest\x1a\x1f.backstay.v1.ListTablesResponse\x12G\n\x08GetTable\x12\x1c.backstay.v1.GetTableRequest\x1a\x1d.backstay.v1.GetTableResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/tables.proto\x12\x0b\x62\x61\x63kstay.v1\"\xe0\x01\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x13\n\x0bmaster_rows\x18\x07 \x01(\x04\x12\x10\n\x08\x63ounters\x18\x08 \x01(\x04\x12\x15\n\rcounter_bytes\x18\t \x01(\x04\x12\x11\n\trow_bytes\x18\n \x01(\x04\x12\x13\n\x0bstale_slots\x18\x0b \x01(\x04\x12\x15\n\rstaleness_sum\x18\x0c \x01(\x04\"\x81\x01\n\x12\x43reateTableRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x32\n\x0eother_settings\x18\x03 \x01(\x0e\x32\x1a.backstay.v1.OtherSettings\x12\x0b\n\x03job\x18\x04 \x01(\x06\x12\x11\n\tjob_start\x18\x05 \x01(\x04J\x04\x08\x02\x10\x03\"W\n\x13\x43reateTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table\x12\x0f\n\x07\x63hanged\x18\x02 \x03(\t\x12\x0c\n\x04kept\x18\x03 \x03(\t\"G\n\x0fSetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"F\n\x10SetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table\x12\x0f\n\x07\x63hanged\x18\x02 \x03(\t\"\x13\n\x11ListTablesRequest\"8\n\x12ListTablesResponse\x12\"\n\x06tables\x18\x01 \x03(\x0b\x32\x12.backstay.v1.Table\"\x1f\n\x0fGetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table*^\n\rOtherSettings\x12\x19\n\x15OTHER_SETTINGS_REFUSE\x10\x00\x12\x19\n\x15OTHER_SETTINGS_UPDATE\x10\x01\x12\x17\n\x13OTHER_SETTINGS_KEEP\x10\x02\x32\xc2\x02\n\rTablesService\x12P\n\x0b\x43reateTable\x12\x1f.backstay.v1.CreateTableRequest\x1a .backstay.v1.CreateTableResponse\x12G\n\x08SetTable\x12\x1c.backstay.v1.SetTableRequest\x1a\x1d.backstay.v1.SetTableResponse\x12M\n\nListTables\x12\x1e.backstay.v1.ListTablesRequest\x1a\x1f.backstay.v1.ListTablesResponse\x12G\n\x08GetTable\x12\x1c.backstay.v1.GetTableRequest\x1a\x1d.backstay.v1.GetTableResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'backstay.v1.tables_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OTHERSETTINGS']._serialized_start=757
-  _globals['_OTHERSETTINGS']._serialized_end=851
+  _globals['_OTHERSETTINGS']._serialized_start=801
+  _globals['_OTHERSETTINGS']._serialized_end=895
   _globals['_TABLE']._serialized_start=42
-  _globals['_TABLE']._serialized_end=222
-  _globals['_CREATETABLEREQUEST']._serialized_start=225
-  _globals['_CREATETABLEREQUEST']._serialized_end=354
-  _globals['_CREATETABLERESPONSE']._serialized_start=356
-  _globals['_CREATETABLERESPONSE']._serialized_end=443
-  _globals['_SETTABLEREQUEST']._serialized_start=445
-  _globals['_SETTABLEREQUEST']._serialized_end=516
-  _globals['_SETTABLERESPONSE']._serialized_start=518
-  _globals['_SETTABLERESPONSE']._serialized_end=588
-  _globals['_LISTTABLESREQUEST']._serialized_start=590
-  _globals['_LISTTABLESREQUEST']._serialized_end=609
-  _globals['_LISTTABLESRESPONSE']._serialized_start=611
-  _globals['_LISTTABLESRESPONSE']._serialized_end=667
-  _globals['_GETTABLEREQUEST']._serialized_start=669
-  _globals['_GETTABLEREQUEST']._serialized_end=700
-  _globals['_GETTABLERESPONSE']._serialized_start=702
-  _globals['_GETTABLERESPONSE']._serialized_end=755
-  _globals['_TABLESSERVICE']._serialized_start=854
-  _globals['_TABLESSERVICE']._serialized_end=1176
+  _globals['_TABLE']._serialized_end=266
+  _globals['_CREATETABLEREQUEST']._serialized_start=269
+  _globals['_CREATETABLEREQUEST']._serialized_end=398
+  _globals['_CREATETABLERESPONSE']._serialized_start=400
+  _globals['_CREATETABLERESPONSE']._serialized_end=487
+  _globals['_SETTABLEREQUEST']._serialized_start=489
+  _globals['_SETTABLEREQUEST']._serialized_end=560
+  _globals['_SETTABLERESPONSE']._serialized_start=562
+  _globals['_SETTABLERESPONSE']._serialized_end=632
+  _globals['_LISTTABLESREQUEST']._serialized_start=634
+  _globals['_LISTTABLESREQUEST']._serialized_end=653
+  _globals['_LISTTABLESRESPONSE']._serialized_start=655
+  _globals['_LISTTABLESRESPONSE']._serialized_end=711
+  _globals['_GETTABLEREQUEST']._serialized_start=713
+  _globals['_GETTABLEREQUEST']._serialized_end=744
+  _globals['_GETTABLERESPONSE']._serialized_start=746
+  _globals['_GETTABLERESPONSE']._serialized_end=799
+  _globals['_TABLESSERVICE']._serialized_start=898
+  _globals['_TABLESSERVICE']._serialized_end=1220
 # @@protoc_insertion_point(module_scope)

@@ -61,6 +61,8 @@ class Table(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     COUNTER_BYTES_FIELD_NUMBER: _builtins.int
     ROW_BYTES_FIELD_NUMBER: _builtins.int
+    STALE_SLOTS_FIELD_NUMBER: _builtins.int
+    STALENESS_SUM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     id: _builtins.int
     """A fixed hash of the name, under which the table travels on the data plane."""
@@ -82,6 +84,11 @@ class Table(_message.Message):
     counter_bytes: _builtins.int
     row_bytes: _builtins.int
     """Of a table with a lifetime: memory of one row, with its key and its place in the index."""
+    stale_slots: _builtins.int
+    """Slots of pushes of which the answering node, as master, knows how stale the gradients were; and
+    the sum of that. Since the node's process began.
+    """
+    staleness_sum: _builtins.int
     def __init__(
         self,
         *,
@@ -95,10 +102,12 @@ class Table(_message.Message):
         counters: _builtins.int = ...,
         counter_bytes: _builtins.int = ...,
         row_bytes: _builtins.int = ...,
+        stale_slots: _builtins.int = ...,
+        staleness_sum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "counter_bytes", b"counter_bytes", "counters", b"counters", "id", b"id", "master_rows", b"master_rows", "name", b"name", "revision", b"revision", "row_bytes", b"row_bytes", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "counter_bytes", b"counter_bytes", "counters", b"counters", "id", b"id", "master_rows", b"master_rows", "name", b"name", "revision", b"revision", "row_bytes", b"row_bytes", "rows", b"rows", "spec_json", b"spec_json", "stale_slots", b"stale_slots", "staleness_sum", b"staleness_sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

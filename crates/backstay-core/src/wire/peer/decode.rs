@@ -6,14 +6,15 @@ use super::super::frame::Reader;
 use super::super::message::PushMeta;
 use super::super::settings::{read_optimizer, read_stamp};
 use super::{
-    Introduction, PeerFrame, Purpose, CLOSED_WORDS, ORDER_WORDS, PEER_VERSION, PLACE_WORDS,
-    STREAM_WORDS,
+    words_of_place, Introduction, PeerFrame, Purpose, CLOSED_WORDS, ORDER_WORDS, PEER_VERSION,
+    PLACE_WORDS, STREAM_WORDS, UPDATES_WORDS,
 };
 use crate::engine::SlotMemory;
 use crate::error::{code, Refusal};
 use crate::hash::SlotSpace;
 use crate::optimizer::OptimizerStamp;
 use crate::replication::message::{Message, Refuse, SlotOrder};
+use crate::staleness::UNTOLD;
 use crate::stream::{StreamId, StreamWindow};
 use crate::transaction::{Batch, Run, StagedRun, Transaction};
 
@@ -148,13 +149,45 @@ fn decode_prepare(
     let (keys, elements) = (push.key_count as usize, push.row_elements as usize);
     let values = keys.saturating_mul(elements);
     let data_words = keys.saturating_add(values.div_ceil(2));
-    let wanted = data_words.saturating_add(count.saturating_mul(PLACE_WORDS));
+    let wanted = data_words.saturating_add(count.saturating_mul(words_of_place(push.origins)));
     if wanted != body_bytes / 8 {
         return Err(short());
     }
+    let places = read_places(space, &body[data_words..wanted], count)?;
+    let mut transaction = if is_close {
+        Transaction::close(push.id, places.iter().map(|place| place.run.slot))
+    } else {
+        let batch = Batch::from_words(body, keys, values)?;
+        let mut whole =
+            Transaction::new(space, push.id, push.floor, push.table, push.change, batch)?;
+        let origins: Vec<u64> = places.iter().map(|place| place.run.origin).collect();
+        let told = whole.tell_origins(&origins);
+        // Its runs are computed anew from the keys, so damaged places are noticed here.
+        let runs = places.iter().map(|place| &place.run);
+        if told.is_err() || !whole.runs().iter().eq(runs) {
+            return Err(Refusal::Protocol("places do not fit their keys".into()));
+        }
+        whole
+    };
+    transaction.optimizer = read_optimizer(optimizer)?;
+    transaction.stamp = stamp;
+    transaction.compensation = push.compensation;
+    Ok(PeerFrame::Message(Message::Prepare {
+        number,
+        lsn,
+        decided,
+        places,
+        transaction: Arc::new(transaction),
+    }))
+}
+
+/// Read places, and the origins behind them if there are any.
+fn read_places(space: SlotSpace, words: &[u64], count: usize) -> Result<Vec<StagedRun>, Refusal> {
+    let (words, origins) = words.split_at(count * PLACE_WORDS);
+    let origins = origins.iter().copied().chain(std::iter::repeat(UNTOLD));
     let mut places = Vec::with_capacity(count);
     let mut start = 0u32;
-    for words in body[data_words..wanted].chunks_exact(PLACE_WORDS) {
+    for (words, origin) in words.chunks_exact(PLACE_WORDS).zip(origins) {
         let (slot, keys) = (words[0] as u32, (words[0] >> 32) as u32);
         if slot >= space.count() {
             return Err(Refusal::Protocol(format!(
@@ -166,34 +199,16 @@ fn decode_prepare(
         places.push(StagedRun {
             term: words[1],
             position: words[2],
-            run: Run { slot, start, end },
+            run: Run {
+                slot,
+                start,
+                end,
+                origin,
+            },
         });
         start = end;
     }
-    let mut transaction = if is_close {
-        Transaction::close(push.id, places.iter().map(|place| place.run.slot))
-    } else {
-        let batch = Batch::from_words(body, keys, values)?;
-        let whole = Transaction::new(space, push.id, push.floor, push.table, push.change, batch)?;
-        // Its runs are computed anew from the keys, so damaged places are noticed here.
-        if !whole
-            .runs()
-            .iter()
-            .eq(places.iter().map(|place| &place.run))
-        {
-            return Err(Refusal::Protocol("places do not fit their keys".into()));
-        }
-        whole
-    };
-    transaction.optimizer = read_optimizer(optimizer)?;
-    transaction.stamp = stamp;
-    Ok(PeerFrame::Message(Message::Prepare {
-        number,
-        lsn,
-        decided,
-        places,
-        transaction: Arc::new(transaction),
-    }))
+    Ok(places)
 }
 
 fn decode_forget(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
@@ -225,6 +240,7 @@ fn decode_copy_rows(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Me
 fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
     let (number, position) = (fields.u64()?, fields.u64()?);
     let (streams, closed, time) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let updates = fields.u64()?;
     let slot = words.order()?;
     let id = |words: &[u64]| StreamId {
         job: words[0],
@@ -242,6 +258,8 @@ fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Mes
     });
     let streams = streams.collect();
     let closed = words.take(closed.saturating_mul(CLOSED_WORDS as u64))?;
+    let updates = words.take(updates.saturating_mul(UPDATES_WORDS as u64))?;
+    let updates = updates.as_chunks::<UPDATES_WORDS>().0.iter();
     Ok(Message::CopyEnd {
         number,
         slot,
@@ -250,6 +268,7 @@ fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Mes
             streams,
             closed: closed.chunks_exact(CLOSED_WORDS).map(id).collect(),
             time: time as u32,
+            updates: updates.map(|&[table, count]| (table, count)).collect(),
         },
     })
 }

@@ -1,0 +1,136 @@
+//! How stale pushes are, over real connections: who asks hears it, who does not sends what it always
+//! sent, and requests that do not fit are refused.
+
+// What fails in a helper is a failed test; exact numbers are the point.
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
+mod support;
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use backstay_core::error::code;
+use backstay_core::hash::table_id;
+use backstay_core::staleness::Staleness;
+use backstay_core::wire::{Opcode, PushReply};
+use backstay_net::client::{Client, Deadline};
+use support::*;
+
+fn soon() -> Deadline {
+    Deadline::after(PATIENCE)
+}
+
+async fn pull_all(client: &Arc<Client>, keys: &[u64]) -> Vec<f32> {
+    let plan = Arc::new(client.plan(keys).unwrap());
+    let mut rows = vec![f32::NAN; keys.len() * DIM];
+    let mut pull = client
+        .pull(table_id("t"), DIM, &plan, soon())
+        .await
+        .unwrap();
+    pull.finish(&mut rows, soon()).await.unwrap();
+    rows
+}
+
+async fn push_ones(client: &Client, keys: &[u64]) -> Staleness {
+    let plan = client.plan(keys).unwrap();
+    let values = vec![-1.0; keys.len() * DIM];
+    push_all(client, &plan, &values, soon()).await.unwrap();
+    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    Staleness {
+        known: read(&client.counters.stale_slots),
+        sum: read(&client.counters.staleness_sum),
+        max: read(&client.counters.staleness_max) as u32,
+        unknown: read(&client.counters.staleness_unknown),
+    }
+}
+
+#[test]
+fn a_client_that_asks_hears_how_stale_its_pushes_are() {
+    let server = start(options());
+    let address = server.address().to_string();
+    let (one, other) = (
+        client(&address, client_options()).unwrap().0,
+        client(&address, client_options()).unwrap().0,
+    );
+    // Some thousands of keys, so that calls travel in several parts.
+    let keys: Vec<u64> = (0..6001).collect();
+    let slots = u64::from(SLOTS);
+    block_on(async {
+        one.track_staleness(table_id("t"));
+        assert_eq!(pull_all(&one, &keys).await, vec![0.0; keys.len() * DIM]);
+        for _ in 0..3 {
+            assert_eq!(push_ones(&other, &keys).await, Staleness::default());
+        }
+        let mut wanted = Staleness {
+            known: slots,
+            sum: 3 * slots,
+            max: 3,
+            unknown: 0,
+        };
+        assert_eq!(push_ones(&one, &keys).await, wanted);
+        // Without another pull its own push counts, too.
+        wanted = Staleness {
+            known: 2 * slots,
+            sum: 7 * slots,
+            max: 4,
+            unknown: 0,
+        };
+        assert_eq!(push_ones(&one, &keys).await, wanted);
+        assert_eq!(pull_all(&one, &keys).await, vec![5.0; keys.len() * DIM]);
+        wanted.known += slots;
+        assert_eq!(push_ones(&one, &keys).await, wanted);
+    });
+    let told = server.snapshot();
+    assert_eq!(
+        (told.stale_slots, told.staleness_sum),
+        (3 * slots, 7 * slots)
+    );
+    let usage = server.store().usage("t").unwrap().stale;
+    assert_eq!(
+        (usage.buckets[0], usage.buckets[2], usage.buckets[3]),
+        (slots, slots, slots)
+    );
+}
+
+/// The meta part of a push that tells origins, of one key.
+fn told(body: &[u8]) -> Vec<u8> {
+    let mut meta = push_meta("t", 1, 77, 0, 0);
+    meta.origins = true;
+    frame(Opcode::Push, 5, &meta.encode(), body)
+}
+
+#[test]
+fn origins_that_do_not_fit_are_refused() {
+    let server = start(options());
+    let mut raw = Raw::greeted(&server);
+    let key_and_row = [8u64.to_le_bytes(), [0; 8]].concat();
+    for (body, words) in [
+        (key_and_row.clone(), "0 origins came for the 1 slots"),
+        (
+            [&key_and_row[..], &[0; 16]].concat(),
+            "do not take the 32 bytes",
+        ),
+        (
+            [&key_and_row[..], &[0; 4]].concat(),
+            "do not take the 20 bytes",
+        ),
+        (key_and_row[..8].to_vec(), "do not take the 8 bytes"),
+    ] {
+        raw.send(&told(&body));
+        raw.expect_error(5, code::INVALID_REQUEST, words);
+    }
+    raw.send(&told(&[&key_and_row[..], &[0; 8]].concat()));
+    let reply = raw.expect_push_reply(5);
+    let stale = Staleness {
+        known: 1,
+        ..Staleness::default()
+    };
+    let wanted = PushReply {
+        routing_version: 1,
+        applied_slots: 1,
+        skipped_slots: 0,
+        stale: Some(stale),
+    };
+    assert_eq!(reply, wanted);
+    assert_still_serves(&server);
+}

@@ -1,0 +1,46 @@
+"""Tables that divide the learning rate of stale pushes, on real servers with copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backstay.errors import ConfigError
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.tables import SGD, TableSpec, Zeros
+from backstay.trainer import Client
+
+KEYS = np.arange(300, dtype=np.uint64)
+SPEC = TableSpec.sparse("emb", 2, optimizer=SGD(1.0), initializer=Zeros(), staleness="scale")
+
+
+def test_a_stale_push_takes_a_shorter_step_on_all_copies() -> None:
+    ones = np.full((300, 2), -1, np.float32)
+    settings = {"replicas": 2, "slot_count": 64}
+    with (
+        LocalCluster(servers=3, settings=settings) as cluster,
+        Client(cluster.endpoints) as slow,
+        Client(cluster.endpoints) as fast,
+    ):
+        table = slow.create_table(SPEC)
+        assert not slow.pull(table, KEYS).any()
+        for _ in range(4):
+            # It has pulled nothing, so its staleness is not known.
+            fast.push("emb", KEYS, ones)
+        slow.push(table, KEYS, ones)
+        assert (slow.pull(table, KEYS) == 4.25).all()
+        slow.push(table, KEYS, ones)
+        stats = slow.stats()
+        # The first push had 4 in each slot, the second none.
+        assert stats.staleness_sum == 2 * stats.stale_slots > 0
+        # Whoever serves now counts as its predecessor did, and has the same rows.
+        fast.push("emb", KEYS, ones)
+        fast.push("emb", KEYS, ones)
+        cluster.kill(1)
+        slow.push(table, KEYS, ones)
+        assert (slow.pull(table, KEYS) == np.float32(7.25) + np.float32(1) / 3).all()
+
+
+def test_a_word_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="staleness"):
+        TableSpec.from_json(SPEC.to_json().replace('"scale"', '"scael"'))
