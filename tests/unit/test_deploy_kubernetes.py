@@ -142,6 +142,7 @@ def test_the_settings_of_the_pservers_are_settings(
     listening = (config.listen_control, config.listen_data, config.metrics)
     assert listening == tuple(f"0.0.0.0:{ports[one]}" for one in ("control", "data", "metrics"))
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi").replace("Gi", "000"))
+    assert config.memory_limit_bytes is not None
     assert 0 < config.memory_limit_bytes <= 0.75 * limit * 2**20 * 1.024
     # One node may be away, and one copy of each slot must stay.
     budget = named(objects, "PodDisruptionBudget")["pserver"]

@@ -10,7 +10,9 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Instant;
 
+use backstay_core::error::Refusal;
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::replication::Rows;
 use backstay_core::spec::TableSpec;
 use backstay_core::transaction::Change;
 use backstay_net::client::{Client, ClientError, Deadline, PushRequest};
@@ -172,4 +174,37 @@ fn other_tables_get_the_room_of_one_with_a_capacity_before_they_are_refused() {
         assert_eq!(value_of(&client, "plain", 0).await, 2.0);
     });
     assert!(memory.used() <= LIMIT);
+}
+
+/// Pushes behind a copy may have to count their keys first: that takes room, too.
+#[test]
+fn counters_of_pushes_behind_a_copy_need_room() {
+    let space = SlotSpace::new(SLOTS).unwrap();
+    let store = Store::new(space, 150_000);
+    for (name, lifetime) in [
+        ("plain", ""),
+        (
+            "counted",
+            r#","lifetime":{"admission":{"after":{"occurrences":2}}}"#,
+        ),
+    ] {
+        let spec = format!(
+            r#"{{"name":"{name}","kind":{{"sparse":{{"dim":1}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}}{lifetime}}}"#
+        );
+        let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+        store.create_table(&spec, 1).unwrap();
+    }
+    let slot = space.slot_of(7);
+    let keys: Vec<u64> = (0..)
+        .filter(|&key| space.slot_of(key) == slot)
+        .take(4000)
+        .collect();
+    let behind = |table: &str| {
+        let keys = [(table_id(table), &keys[..])];
+        store.check_behind(slot, keys.into_iter())
+    };
+    behind("plain").unwrap();
+    let refused = behind("counted").unwrap_err();
+    assert!(matches!(refused, Refusal::MemoryLimit(_)), "{refused:?}");
+    assert_eq!(store.memory().used(), 0);
 }

@@ -161,3 +161,77 @@ impl Store {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backstay_core::hash::{table_id, SlotSpace};
+    use backstay_core::spec::TableSpec;
+    use backstay_core::stream::{StreamId, TransactionId};
+    use backstay_core::transaction::{Batch, Change};
+
+    const LIMIT: u64 = 3_200_000;
+
+    fn store() -> Store {
+        let store = Store::new(SlotSpace::new(4).unwrap(), LIMIT);
+        store.set_routing(1, &[true; 4]);
+        let spec = r#"{"name":"t","kind":{"sparse":{"dim":1}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+        let spec = Arc::new(TableSpec::from_json(spec).unwrap());
+        store.create_table(&spec, 1).unwrap();
+        store
+    }
+
+    fn push(key: u64, sequence: u64) -> Transaction {
+        let stream = StreamId {
+            job: 1,
+            pass: 0,
+            task: 0,
+        };
+        let id = TransactionId { stream, sequence };
+        let change = Change::Update {
+            learning_rate_scale: 1.0,
+        };
+        let (space, batch) = (SlotSpace::new(4).unwrap(), Batch::new(&[key], &[-1.0]));
+        Transaction::new(space, id, sequence, table_id("t"), change, batch).unwrap()
+    }
+
+    #[test]
+    fn who_pushes_new_rows_is_slowed_while_memory_is_short() {
+        let store = store();
+        let mut first = push(1, 0);
+        assert_eq!(store.prepare(&mut first).unwrap(), Duration::ZERO);
+        store.apply(&first).unwrap();
+        drop(first);
+        let used = store.memory.used();
+        store.memory.change(Part::Buffers, 0, 3_130_000 - used);
+        assert!(store.memory.is_short());
+        let pause = store.prepare(&mut push(2, 1)).unwrap();
+        assert!(pause > Duration::ZERO && pause < LONGEST_PAUSE, "{pause:?}");
+        // Rows that are there need nothing.
+        assert_eq!(store.prepare(&mut push(1, 1)).unwrap(), Duration::ZERO);
+        store.memory.change(Part::Buffers, 0, LIMIT);
+        let refused = store.prepare(&mut push(2, 1)).unwrap_err();
+        assert!(matches!(refused, Refusal::MemoryLimit(_)), "{refused:?}");
+        assert_eq!(store.prepare(&mut push(1, 1)).unwrap(), Duration::ZERO);
+    }
+
+    #[test]
+    fn pushes_under_way_take_a_part_of_the_memory() {
+        let store = store();
+        let (mut one, mut other) = (push(1, 0), push(2, 1));
+        store.prepare(&mut one).unwrap();
+        let known = store.memory.of(Part::Transactions);
+        assert!(known > 0);
+        store
+            .memory
+            .change(Part::Transactions, 0, LIMIT / UNDER_WAY - known);
+        let refused = store.prepare(&mut other).unwrap_err();
+        assert!(matches!(refused, Refusal::NotReady(_)), "{refused:?}");
+        store
+            .memory
+            .change(Part::Transactions, LIMIT / UNDER_WAY - known, 0);
+        store.prepare(&mut other).unwrap();
+        drop((one, other));
+        assert_eq!(store.memory.of(Part::Transactions), 0);
+    }
+}
