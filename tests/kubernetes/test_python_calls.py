@@ -59,7 +59,7 @@ def test_a_job_is_looked_at_scaled_and_stopped_and_the_next_call_goes_on(
     assert stopped is not None
     assert (stopped["state"], stopped["reason"], begun.state) == ("stopped", "enough", "stopped")
     job.wait_until("its Pods are gone", lambda: len(job.namespace.pods()) == 1)
-    with pytest.raises(JobRefused, match="has no job master now"):
+    with pytest.raises(JobRefused, match="is stopped: it has no job master any more"):
         begun.scale(1)
 
     done = backstay.train(**call, epochs=10)

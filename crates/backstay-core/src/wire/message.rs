@@ -131,6 +131,9 @@ impl PullMeta {
         };
         if reader.left() >= 8 {
             pull.origins = check_flags(reader.u64()?, "a pull")?;
+            if !pull.origins {
+                return Err(Refusal::Protocol("a pull with flags sets none".into()));
+            }
         }
         reader.end()?;
         Ok(pull)
