@@ -40,6 +40,36 @@ def push(kind: int, scale: float, **changes: int) -> wire.Fields:
     return fields | changes
 
 
+def frames_of_origins(
+    pull: wire.Fields, pulled: wire.Fields, pushed: wire.Fields
+) -> list[tuple[str, wire.Frame]]:
+    """From where gradients come, how stale they are, and the weights that they come with."""
+    keys = struct.pack("<2Q", 1, wire.MASK)
+    rows = struct.pack("<6f", 0.0, -0.0, 1.5, -1e30, 1e-40, 0.1)
+    weighted = struct.pack("<8f", *range(8))
+    # Of two slots; an odd number of values is filled up to a whole word.
+    origins = struct.pack("<2Q", 7 << 40 | 12, wire.MASK)
+    odd = struct.pack("<Q3f4x", 1, 0.5, -1.0, 0.0)
+    stale = {"known_slots": 1, "unknown_slots": 2, "staleness_sum": BIG, "staleness_max": 9}
+    return [
+        (
+            "push with weights",
+            wire.Frame("Push", 0, 3, push(8, 0.5, row_elements=4), keys + weighted),
+        ),
+        (
+            "push with weights, shows and clicks",
+            wire.Frame("Push", 0, 3, push(9, 0.5, row_elements=4), keys + weighted),
+        ),
+        ("pull with origins", wire.Frame("Pull", 0, 2, {**pull, "flags": 1}, keys)),
+        ("pull reply with origins", wire.Frame("PullReply", 0, 2, pulled, rows + origins)),
+        (
+            "push with origins",
+            wire.Frame("Push", 0, 3, push(0, 0.5, key_count=1, flags=1), odd + origins[:8]),
+        ),
+        ("push reply with staleness", wire.Frame("PushReply", 0, 3, {**pushed, **stale}, b"")),
+    ]
+
+
 def good_frames() -> list[tuple[str, wire.Frame]]:
     keys = struct.pack("<2Q", 1, wire.MASK)
     rows = struct.pack("<6f", 0.0, -0.0, 1.5, -1e30, 1e-40, 0.1)
@@ -63,10 +93,6 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
     expired |= {"thresholds": 5, "unseen_seconds": 86400, "score_below": 0.0, "norm_below": 0.25}
     by_the_table = expired | {"thresholds": 0, "unseen_seconds": 0, "norm_below": 0.0}
     went = {**pushed, "unseen": BIG, "score": 2, "norm": 3, "counters": 4}
-    # Of two slots; an odd number of values is filled up to a whole word.
-    origins = struct.pack("<2Q", 7 << 40 | 12, wire.MASK)
-    odd = struct.pack("<Q3f4x", 1, 0.5, -1.0, 0.0)
-    stale = {"known_slots": 1, "unknown_slots": 2, "staleness_sum": BIG, "staleness_max": 9}
     sum_ = wire.CHECKSUM
     return [
         ("hello", wire.Frame("Hello", 0, 0, hello, b"")),
@@ -93,13 +119,7 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
             "push with shows and clicks",
             wire.Frame("Push", 0, 3, push(5, 0.5, row_elements=5), told),
         ),
-        ("pull with origins", wire.Frame("Pull", 0, 2, {**pull, "flags": 1}, keys)),
-        ("pull reply with origins", wire.Frame("PullReply", 0, 2, pulled, rows + origins)),
-        (
-            "push with origins",
-            wire.Frame("Push", 0, 3, push(0, 0.5, key_count=1, flags=1), odd + origins[:8]),
-        ),
-        ("push reply with staleness", wire.Frame("PushReply", 0, 3, {**pushed, **stale}, b"")),
+        *frames_of_origins(pull, pulled, pushed),
         ("expire", wire.Frame("Expire", 0, 7, expired, keys)),
         ("expire by the table", wire.Frame("Expire", sum_, 7, by_the_table, keys)),
         ("count expired", wire.Frame("CountExpired", 0, 7, expired, keys)),

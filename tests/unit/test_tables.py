@@ -30,6 +30,7 @@ from backstay.tables import (
     Capacity,
     Clip,
     Constant,
+    DelayCompensated,
     Dense,
     Expiry,
     GroupFTRL,
@@ -92,6 +93,8 @@ SPECS = [
     TableSpec.sparse("l7", 1, lifetime=Lifetime(capacity=Capacity(bytes=1 << 30))),
     TableSpec.sparse("s1", 1, staleness="scale"),
     TableSpec.dense("s2", (3,), staleness="scale"),
+    TableSpec.sparse("s3", 1, staleness=DelayCompensated(0.04)),
+    TableSpec.dense("s4", (3,), staleness=DelayCompensated(2, adaptive=True)),
     TableSpec.sparse("l8", 1, lifetime=Lifetime(capacity=Capacity(99, evict="lowest_score"))),
 ]
 

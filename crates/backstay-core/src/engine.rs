@@ -356,7 +356,7 @@ impl Engine {
         }
         let table = self.table(transaction.table)?;
         table.check_shape(&transaction.batch, transaction.change)?;
-        table.check_stamp(transaction.optimizer.as_ref())?;
+        table.check_stamp(transaction.optimizer.as_ref(), transaction.compensation)?;
         if !transaction.change.creates() {
             return Ok(());
         }
@@ -590,6 +590,7 @@ impl Engine {
         let (change, stamp) = (transaction.change, transaction.stamp);
         let elements = change.values(table.spec().row_elements());
         let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
+        let delay = transaction.compensation.delay();
         let mut ages = Ages::of(table, transaction);
         let mut gone = Gone::default();
         let mut write = |keys: Range<usize>, (time, divisor): (u32, f32)| {
@@ -598,10 +599,10 @@ impl Engine {
             let keys = &transaction.batch.keys()[keys];
             if is_live {
                 let (companion, id) = (companion.as_deref_mut(), transaction.id);
-                let moment = Moment { time, id };
+                let moment = Moment { time, id, delay };
                 gone += table.write_live(companion, keys, values, change, &optimizer, moment);
             } else {
-                gone.deleted += table.write(keys, values, change, &optimizer);
+                gone.deleted += table.write(keys, values, change, &optimizer, delay);
             }
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.

@@ -188,10 +188,13 @@ impl TableSpec {
         }
     }
 
-    /// Words behind the weights of a row: the optimizer's state, then the statistics.
+    /// Words behind the weights of a row: the optimizer's state, that of the compensation, then the
+    /// statistics.
     pub fn state_words(&self) -> usize {
         let statistics = self.lifetime.as_ref().map_or(0, Lifetime::statistics_words);
-        self.optimizer.state_elements(self.row_elements()) + statistics
+        let elements = self.row_elements();
+        let kept = self.staleness.state_elements(elements);
+        self.optimizer.state_elements(elements) + kept + statistics
     }
 
     /// Bytes that a row takes in memory, with its key and its place in the index.
@@ -223,7 +226,11 @@ impl TableSpec {
             optimizer: self.optimizer.with_settings_of(&other.optimizer),
             non_finite: other.non_finite.clone(),
             lifetime,
-            staleness: other.staleness,
+            staleness: if self.staleness.fits(other.staleness) {
+                other.staleness
+            } else {
+                self.staleness
+            },
             pull: other.pull.clone(),
             ..self.clone()
         }

@@ -5,8 +5,10 @@
 //! has counted when it applies the push, less its origin, is the push's **staleness** there. See
 //! docs/adr/0016-staleness-is-counted-in-the-slot.md.
 
+use std::cell::RefCell;
 use std::ops::AddAssign;
 
+use crate::optimizer::{Range, RowOptimizer, FRACTION, NOT_NEGATIVE, POSITIVE};
 use serde::{Deserialize, Serialize};
 
 /// The origin of a push that does not tell it, or of a slot that its client never read.
@@ -37,7 +39,7 @@ pub fn staleness(origin: u64, epoch: u64, updates: u64) -> Option<u32> {
 
 /// What a table does about stale gradients. It travels with each push, so that every replica does
 /// the same, whatever it knows of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compensation {
     /// Nothing.
@@ -48,6 +50,151 @@ pub enum Compensation {
     /// Source: W. Zhang, S. Gupta, X. Lian and J. Liu, "Staleness-aware Async-SGD for distributed deep
     /// learning", IJCAI 2016, equation 5.
     Scale,
+    /// Each push brings the weights that its gradients were computed with, and the gradients are
+    /// moved to where the weights are now.
+    DelayCompensated(Delay),
+}
+
+/// Delay-compensated gradients: with `g` the gradient and `r` the weights that it was computed with,
+///
+/// ```text
+/// constant:  lambda = strength
+/// adaptive:  s = decay * s + (1 - decay) * g * g,   lambda = strength / sqrt(s + epsilon)
+/// g' = g + lambda * g * g * (w - r)
+/// ```
+///
+/// and the optimizer takes `g'` in the place of `g`. `s` is state of the row behind the optimizer's,
+/// one word for each weight, from 0. Where `g'` would not be finite, it is `g`.
+///
+/// Source: S. Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", ICML
+/// 2017, equations 10 and 11; algorithms DC-ASGD-c and DC-ASGD-a.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Delay {
+    /// The paper's lambda, or lambda 0 if it is adaptive.
+    pub strength: f64,
+    /// Whether it is divided by the root of the mean square of the gradients of each weight.
+    #[serde(default)]
+    pub adaptive: bool,
+    /// Share of the mean square that stays.
+    #[serde(default = "default_decay")]
+    pub decay: f64,
+    /// Keeps the division finite.
+    #[serde(default = "default_epsilon")]
+    pub epsilon: f64,
+}
+
+fn default_decay() -> f64 {
+    0.95
+}
+fn default_epsilon() -> f64 {
+    1e-7
+}
+
+impl Delay {
+    /// Name and range of each number.
+    pub const NUMBERS: &'static [(&'static str, Range)] = &[
+        ("strength", NOT_NEGATIVE),
+        ("decay", FRACTION),
+        ("epsilon", POSITIVE),
+    ];
+
+    /// The numbers that [`Self::NUMBERS`] is about.
+    pub fn numbers(&self) -> [f64; 3] {
+        [self.strength, self.decay, self.epsilon]
+    }
+
+    /// Words behind the optimizer's state of a row of so many weights.
+    pub fn state_elements(&self, row_elements: usize) -> usize {
+        if self.adaptive {
+            row_elements
+        } else {
+            0
+        }
+    }
+
+    /// The compensated gradient of a row, into `out`.
+    #[inline]
+    fn compensate(
+        &self,
+        weights: &[f32],
+        squares: &mut [f32],
+        gradient: &[f32],
+        reference: &[f32],
+        out: &mut Vec<f32>,
+    ) {
+        out.clear();
+        let strength = self.strength as f32;
+        let moved = |lambda: f32, (g, (w, r)): (f32, (f32, f32))| {
+            let there = g + lambda * (g * g) * (w - r);
+            if there.is_finite() {
+                there
+            } else {
+                g
+            }
+        };
+        let places = weights.iter().copied().zip(reference.iter().copied());
+        let all = gradient.iter().copied().zip(places);
+        if !self.adaptive {
+            out.extend(all.map(|one| moved(strength, one)));
+            return;
+        }
+        let (decay, rest) = (self.decay as f32, (1.0 - self.decay) as f32);
+        let epsilon = self.epsilon as f32;
+        out.extend(all.zip(squares).map(|(one, square)| {
+            let g = one.0;
+            *square = (decay * *square + rest * (g * g)).min(f32::MAX);
+            moved(strength / (*square + epsilon).sqrt(), one)
+        }));
+    }
+}
+
+/// An optimizer of which each gradient comes with the weights it was computed with: `gradient` of
+/// [`RowOptimizer::update`] has these behind it.
+pub struct Compensated<'a, O> {
+    optimizer: &'a O,
+    delay: Delay,
+    scratch: RefCell<Vec<f32>>,
+}
+
+impl<'a, O: RowOptimizer> Compensated<'a, O> {
+    /// Of an optimizer.
+    pub fn new(optimizer: &'a O, delay: Delay) -> Self {
+        Self {
+            optimizer,
+            delay,
+            scratch: RefCell::default(),
+        }
+    }
+}
+
+impl<O: RowOptimizer> RowOptimizer for Compensated<'_, O> {
+    fn state_elements(&self, row_elements: usize) -> usize {
+        self.optimizer.state_elements(row_elements) + self.delay.state_elements(row_elements)
+    }
+
+    fn init_state(&self, state: &mut [f32]) {
+        self.optimizer.init_state(state);
+    }
+
+    #[inline]
+    fn update(
+        &self,
+        weights: &mut [f32],
+        state: &mut [f32],
+        gradient: &[f32],
+        learning_rate_scale: f32,
+    ) {
+        let elements = weights.len();
+        let (gradient, reference) = gradient.split_at(elements);
+        let (own, rest) = state.split_at_mut(self.optimizer.state_elements(elements));
+        let squares = &mut rest[..self.delay.state_elements(elements)];
+        let mut moved = self.scratch.borrow_mut();
+        self.delay
+            .compensate(weights, squares, gradient, reference, &mut moved);
+        self.optimizer
+            .update(weights, own, &moved, learning_rate_scale);
+    }
 }
 
 impl Compensation {
@@ -60,9 +207,28 @@ impl Compensation {
     #[inline]
     pub fn divisor(self, staleness: Option<u32>) -> f32 {
         match self {
-            Self::Ignore => 1.0,
+            Self::Ignore | Self::DelayCompensated(_) => 1.0,
             Self::Scale => staleness.unwrap_or(0).max(1) as f32,
         }
+    }
+
+    /// What moves the gradients, if pushes bring weights.
+    pub fn delay(self) -> Option<Delay> {
+        match self {
+            Self::DelayCompensated(delay) => Some(delay),
+            Self::Ignore | Self::Scale => None,
+        }
+    }
+
+    /// Words behind the optimizer's state of a row of so many weights.
+    pub fn state_elements(self, row_elements: usize) -> usize {
+        self.delay()
+            .map_or(0, |delay| delay.state_elements(row_elements))
+    }
+
+    /// Whether a table of this one can go on under the other: rows and pushes are laid out alike.
+    pub fn fits(self, other: Self) -> bool {
+        self.delay().map(|delay| delay.adaptive) == other.delay().map(|delay| delay.adaptive)
     }
 
     /// Its number between servers.
@@ -70,14 +236,24 @@ impl Compensation {
         match self {
             Self::Ignore => 0,
             Self::Scale => 1,
+            Self::DelayCompensated(delay) if !delay.adaptive => 2,
+            Self::DelayCompensated(_) => 3,
         }
     }
 
-    /// From [`Self::code`].
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        [Self::Ignore, Self::Scale]
-            .into_iter()
-            .find(|one| one.code() == code)
+    /// From [`Self::code`]; `numbers` are those of a [`Delay`].
+    pub(crate) fn from_code(code: u8, [strength, decay, epsilon]: [f64; 3]) -> Option<Self> {
+        match code {
+            0 => Some(Self::Ignore),
+            1 => Some(Self::Scale),
+            2 | 3 => Some(Self::DelayCompensated(Delay {
+                strength,
+                adaptive: code == 3,
+                decay,
+                epsilon,
+            })),
+            _ => None,
+        }
     }
 }
 
@@ -152,7 +328,10 @@ impl AddAssign for StalenessCounts {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp)] // Exact results are the point.
+
     use super::*;
+    use crate::optimizer::Sgd;
 
     #[test]
     fn an_origin_of_the_same_content_tells_how_much_came_since() {
@@ -186,10 +365,79 @@ mod tests {
                 1f32.to_bits()
             );
         }
-        for one in [Compensation::Ignore, Compensation::Scale] {
-            assert_eq!(Compensation::from_code(one.code()), Some(one));
+        let delay = Delay {
+            strength: 0.5,
+            adaptive: true,
+            decay: 0.25,
+            epsilon: 0.125,
+        };
+        let constant = Delay {
+            adaptive: false,
+            ..delay
+        };
+        for one in [
+            Compensation::Ignore,
+            Compensation::Scale,
+            Compensation::DelayCompensated(delay),
+            Compensation::DelayCompensated(constant),
+        ] {
+            assert_eq!(
+                Compensation::from_code(one.code(), delay.numbers()),
+                Some(one)
+            );
         }
-        assert_eq!(Compensation::from_code(2), None);
+        assert_eq!(Compensation::from_code(4, [0.0; 3]), None);
+    }
+
+    /// Equations 10 and 11 of the paper in float64, under plain SGD of rate 1.
+    #[test]
+    fn a_gradient_is_moved_to_where_the_weights_are() {
+        for adaptive in [false, true] {
+            let delay = Delay {
+                strength: 0.5,
+                adaptive,
+                decay: 0.75,
+                epsilon: 1e-7,
+            };
+            let sgd = Sgd { learning_rate: 1.0 };
+            let one = Compensated::new(&sgd, delay);
+            assert_eq!(one.state_elements(2), if adaptive { 2 } else { 0 });
+            let (mut weights, mut state) = ([1.0f32, -2.0], vec![0.0f32; 2]);
+            let (mut wanted, mut squares) = ([1.0f64, -2.0], [0.0f64; 2]);
+            for values in [[0.5f32, -3.0, 0.75, -2.0], [1.0, 2.0, 4.0, 9.0]] {
+                one.update(&mut weights, &mut state, &values, 1.0);
+                for at in 0..2 {
+                    let (g, r) = (f64::from(values[at]), f64::from(values[at + 2]));
+                    squares[at] = 0.75 * squares[at] + 0.25 * g * g;
+                    let lambda = if adaptive {
+                        0.5 / (squares[at] + 1e-7).sqrt()
+                    } else {
+                        0.5
+                    };
+                    wanted[at] -= g + lambda * g * g * (wanted[at] - r);
+                }
+                for (weight, wanted) in weights.iter().zip(wanted) {
+                    assert!((f64::from(*weight) - wanted).abs() < 1e-5);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_would_not_be_finite_is_not_moved() {
+        for adaptive in [false, true] {
+            let delay = Delay {
+                strength: 1e30,
+                adaptive,
+                decay: 0.95,
+                epsilon: 1e-7,
+            };
+            let sgd = Sgd { learning_rate: 1.0 };
+            let one = Compensated::new(&sgd, delay);
+            let (mut weights, mut state) = ([0.0f32], [0.0f32]);
+            one.update(&mut weights, &mut state, &[1e25, 1e30], 1.0);
+            assert_eq!((weights, state[0].is_finite()), ([-1e25], true));
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::initializer::RowInitializer;
 use crate::optimizer::{Optimizer, OptimizerStamp, OptimizerVisitor, RowOptimizer};
 use crate::row_map::RowMap;
 use crate::spec::{TableKind, TableSpec};
-use crate::staleness::StalenessCounts;
+use crate::staleness::{Compensated, Compensation, Delay, StalenessCounts};
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
@@ -52,7 +52,9 @@ pub struct Table {
     weight_words: usize,
     /// Of the optimizer.
     optimizer_words: usize,
-    /// Of the optimizer, and the statistics behind them.
+    /// Of the optimizer and of the compensation.
+    kept_words: usize,
+    /// Of these, and the statistics behind them.
     state_words: usize,
     /// What its lifetime does, if it has one.
     live: Option<Live>,
@@ -74,6 +76,8 @@ impl Table {
             is_companion: spec.is_companion(),
             initializer: RowInitializer::new(&spec),
             optimizer_words: optimizer.state_elements(elements),
+            kept_words: optimizer.state_elements(elements)
+                + spec.staleness.state_elements(elements),
             state_words: spec.state_words(),
             live: spec
                 .lifetime
@@ -160,8 +164,13 @@ impl Table {
     }
 
     /// Refuse settings under which rows of this table cannot be changed.
-    pub fn check_stamp(&self, stamp: Option<&OptimizerStamp>) -> Result<(), Refusal> {
-        let stamp = stamp.ok_or_else(|| self.foreign_stamp())?;
+    pub fn check_stamp(
+        &self,
+        stamp: Option<&OptimizerStamp>,
+        compensation: Compensation,
+    ) -> Result<(), Refusal> {
+        let fits = compensation.delay().is_none() || compensation.fits(self.spec.staleness);
+        let stamp = stamp.filter(|_| fits).ok_or_else(|| self.foreign_stamp())?;
         self.optimizer_under(Some(stamp)).map(drop)
     }
 
@@ -194,11 +203,16 @@ impl Table {
         let (keys, values) = (batch.keys().len(), batch.values().len());
         match change {
             Change::Delete => return self.check_delete(values),
-            Change::Observe { .. } | Change::Expire(_) | Change::Decay { .. } => {
-                self.check_lifetime(change)?;
-            }
-            Change::Update { .. } | Change::Assign { .. } | Change::Close => {}
+            Change::Observe { .. }
+            | Change::Compare { observes: true, .. }
+            | Change::Expire(_)
+            | Change::Decay { .. } => self.check_lifetime(change)?,
+            Change::Update { .. }
+            | Change::Compare { .. }
+            | Change::Assign { .. }
+            | Change::Close => {}
         }
+        self.check_compared(change)?;
         let wanted = keys * change.values(self.elements);
         if values == wanted {
             return Ok(());
@@ -207,6 +221,24 @@ impl Table {
             "table {} has rows of {} elements: {keys} keys need {wanted} values, {values} came",
             self.spec.name, self.elements,
         )))
+    }
+
+    /// Refuse gradients without the weights that they were computed with, where they are needed, and
+    /// with them, where they are not.
+    fn check_compared(&self, change: Change) -> Result<(), Refusal> {
+        let needed = self.spec.staleness.delay().is_some();
+        let reason = match change {
+            Change::Update { .. } | Change::Observe { .. } if needed => {
+                "compensates the delay of gradients (staleness): a push must bring the weights that \
+                 its gradients were computed with"
+            }
+            Change::Compare { .. } if !needed => {
+                "does not compensate the delay of gradients (staleness): a push brings no weights"
+            }
+            _ => return Ok(()),
+        };
+        let name = &self.spec.name;
+        Err(Refusal::InvalidRequest(format!("table {name} {reason}")))
     }
 
     fn check_delete(&self, values: usize) -> Result<(), Refusal> {
@@ -328,19 +360,26 @@ impl Table {
         values: &[f32],
         change: Change,
         optimizer: &Optimizer,
+        delay: Option<Delay>,
     ) -> u64 {
         match change {
             Change::Update {
                 learning_rate_scale,
+            }
+            | Change::Compare {
+                learning_rate_scale,
+                ..
             } => match optimizer {
                 Optimizer::User(user) => {
                     self.update_by_user(user, keys, values, learning_rate_scale);
                 }
                 _ => optimizer.dispatch(Update {
-                    table: self,
                     keys,
                     values,
+                    width: change.values(self.elements),
+                    table: self,
                     learning_rate_scale,
+                    delay,
                 }),
             },
             Change::Assign { only_if_absent } => {
@@ -389,7 +428,9 @@ impl Table {
                 let words = self.maps[slot].values_mut(row);
                 let (weights, state) = words.split_at_mut(self.weight_words);
                 storage::encode(self.spec.storage, value, weights);
-                optimizer.init_state(bytemuck::cast_slice_mut(state));
+                let (own, rest) = state.split_at_mut(self.optimizer_words);
+                optimizer.init_state(bytemuck::cast_slice_mut(own));
+                rest.fill(0);
             }
         }
     }
@@ -458,38 +499,54 @@ struct Update<'a> {
     table: &'a mut Table,
     keys: &'a [u64],
     values: &'a [f32],
+    /// Values of each key.
+    width: usize,
     learning_rate_scale: f32,
+    /// What moves the gradients; `None`: no weights stand behind them.
+    delay: Option<Delay>,
 }
 
 impl OptimizerVisitor for Update<'_> {
     type Out = ();
 
     fn visit<O: RowOptimizer>(self, optimizer: &O) {
+        match self.delay {
+            None => self.run(optimizer),
+            Some(delay) => self.run(&Compensated::new(optimizer, delay)),
+        }
+    }
+}
+
+impl Update<'_> {
+    #[inline]
+    fn run<O: RowOptimizer>(self, optimizer: &O) {
         let Self {
             table,
             keys,
             values,
+            width,
             learning_rate_scale,
+            ..
         } = self;
         table.ensure_maps();
         let (elements, weight_words, storage) =
             (table.elements, table.weight_words, table.spec.storage);
+        let own_words = table.optimizer_words;
         let in_place = storage::is_plain(storage);
         let mut scratch = vec![0f32; if in_place { 0 } else { elements }];
         let mut places = [Place::default(); BLOCK];
-        for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * elements)) {
+        for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * width)) {
             table.look_up(block, &mut places);
-            for ((&key, &Place { hash, suggested }), gradient) in block
-                .iter()
-                .zip(&places)
-                .zip(gradients.chunks_exact(elements))
+            for ((&key, &Place { hash, suggested }), gradient) in
+                block.iter().zip(&places).zip(gradients.chunks_exact(width))
             {
                 let (slot, row, created) = table.find_or_create(key, hash, suggested);
                 let words = table.maps[slot].values_mut(row);
                 let (weights, state) = words.split_at_mut(weight_words);
                 let state: &mut [f32] = bytemuck::cast_slice_mut(state);
                 if created {
-                    optimizer.init_state(state);
+                    // What stands behind it is zeros.
+                    optimizer.init_state(&mut state[..own_words]);
                 }
                 if in_place {
                     let weights: &mut [f32] = bytemuck::cast_slice_mut(weights);

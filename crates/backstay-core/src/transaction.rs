@@ -94,6 +94,13 @@ pub enum Change {
         /// As of an update.
         learning_rate_scale: f32,
     },
+    /// An update of which each gradient has the weights behind it that it was computed with.
+    Compare {
+        /// As of an update.
+        learning_rate_scale: f32,
+        /// Whether show and click stand behind these, as of an observation.
+        observes: bool,
+    },
     /// Remove the rows; a key without one is no error. No values.
     Delete,
     /// Remove the rows that have expired from the slots of the keys. No values. No threshold: those
@@ -115,7 +122,38 @@ impl Change {
         match self {
             Self::Update { .. } | Self::Assign { .. } => elements,
             Self::Observe { .. } => elements + 2,
+            Self::Compare { observes, .. } => 2 * elements + if *observes { 2 } else { 0 },
             Self::Delete | Self::Expire(_) | Self::Decay { .. } | Self::Close => 0,
+        }
+    }
+
+    /// The elements of a row for which so many values travel with each key; `None`: there is no such
+    /// row.
+    pub fn elements(&self, values: usize) -> Option<usize> {
+        let rest = values.checked_sub(self.values(0))?;
+        match self {
+            Self::Compare { .. } => (rest % 2 == 0).then_some(rest / 2),
+            _ => Some(rest),
+        }
+    }
+
+    /// The same of which gradients have the weights behind them that they were computed with.
+    #[must_use]
+    pub fn compared(self) -> Self {
+        match self {
+            Self::Update {
+                learning_rate_scale,
+            } => Self::Compare {
+                learning_rate_scale,
+                observes: false,
+            },
+            Self::Observe {
+                learning_rate_scale,
+            } => Self::Compare {
+                learning_rate_scale,
+                observes: true,
+            },
+            other => other,
         }
     }
 
@@ -139,7 +177,10 @@ impl Change {
 
     /// Whether it brings gradients.
     pub fn updates(&self) -> bool {
-        matches!(self, Self::Update { .. } | Self::Observe { .. })
+        matches!(
+            self,
+            Self::Update { .. } | Self::Observe { .. } | Self::Compare { .. }
+        )
     }
 
     /// Whether it may create rows.

@@ -12,7 +12,7 @@ use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
 use backstay_core::staleness::Staleness;
-use backstay_core::transaction::{Change, StagedRun, Transaction};
+use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 use engine_support::*;
 
 #[test]
@@ -270,6 +270,93 @@ fn a_stale_push_is_slowed_by_the_staleness_of_each_slot() {
         let wanted = [6.0, 6.0, 3.0, 2.0][space().slot_of(key) as usize];
         assert_eq!(read(&engine, key), wanted);
     }
+}
+
+/// A table whose gradients are moved to where the weights are.
+fn delayed(adaptive: bool, lifetime: &str) -> Arc<TableSpec> {
+    let json = format!(
+        r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"momentum":{{"learning_rate":1.0,"momentum":0.5}}}},"staleness":{{"delay_compensated":{{"strength":0.5,"adaptive":{adaptive}}}}}{lifetime}}}"#
+    );
+    Arc::new(TableSpec::from_json(&json).unwrap())
+}
+
+/// A push of gradients that were computed with these weights.
+fn compared(
+    spec: &TableSpec,
+    sequence: u64,
+    keys: &[u64],
+    [gradient, weight]: [f32; 2],
+) -> Arc<Transaction> {
+    let push = push(1, sequence, 0, keys, 0.0);
+    let row = [[gradient; DIM], [weight; DIM]].concat();
+    let batch = Batch::new(keys, &row.repeat(keys.len()));
+    let change = push.change.compared();
+    let mut push = Transaction::new(space(), push.id, 0, push.table, change, batch).unwrap();
+    push.compensation = spec.staleness;
+    Arc::new(push)
+}
+
+/// With and without a lifetime, whose statistics stand behind the mean squares; a copy goes on alike.
+#[test]
+fn a_late_gradient_is_moved_to_where_the_weights_are() {
+    let keys = by_slot((0..40).collect());
+    for adaptive in [false, true] {
+        let mut seen = Vec::new();
+        for lifetime in ["", r#","lifetime":{"expiry":{"unseen_seconds":9}}"#] {
+            let spec = delayed(adaptive, lifetime);
+            let (mut engine, mut copy) = (engine(&spec), self::engine(&spec));
+            for (sequence, values) in [[-2.0, 0.0], [-2.0, 0.0], [1.0, -0.5]].iter().enumerate() {
+                apply(
+                    &mut engine,
+                    &compared(&spec, sequence as u64, &keys, *values),
+                )
+                .unwrap();
+            }
+            for slot in 0..SLOTS {
+                let rows = engine.export_slot(table_id("t"), slot).unwrap();
+                let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+                copy.import_slot(table_id("t"), slot, rows).unwrap();
+                copy.set_memory(slot, &engine.memory(slot));
+            }
+            for engine in [&mut engine, &mut copy] {
+                apply(engine, &compared(&spec, 3, &keys, [0.5, 0.25])).unwrap();
+            }
+            assert!((0..SLOTS).all(|slot| engine.digest(slot) == copy.digest(slot)));
+            seen.push(read(&engine, keys[0]).to_bits());
+        }
+        assert_eq!(seen[0], seen[1]);
+    }
+    let spec = delayed(false, "");
+    let mut engine = engine(&spec);
+    apply(&mut engine, &compared(&spec, 0, &keys, [-2.0, 0.0])).unwrap();
+    assert_eq!(read(&engine, keys[0]), 2.0);
+    // g' = -2 + 0.5 * 4 * (2 - 0) = 2; the momentum of before is -2.
+    apply(&mut engine, &compared(&spec, 1, &keys, [-2.0, 0.0])).unwrap();
+    assert_eq!(read(&engine, keys[0]), 2.0 - (2.0 - 1.0));
+}
+
+#[test]
+fn gradients_without_their_weights_are_refused_where_these_are_needed() {
+    let (spec, keys) = (delayed(true, ""), [5]);
+    let mut delayed = engine(&spec);
+    let refused = apply(&mut delayed, &push(1, 0, 0, &keys, 1.0)).unwrap_err();
+    assert!(
+        refused.to_string().contains("must bring the weights"),
+        "{refused}"
+    );
+    let compared = compared(&spec, 0, &keys, [1.0, 1.0]);
+    let refused = apply(&mut engine(&counter()), &compared).unwrap_err();
+    assert!(
+        refused.to_string().contains("a push brings no weights"),
+        "{refused}"
+    );
+    // Another node's, for rows of another layout.
+    let mut foreign = (*compared).clone();
+    foreign.optimizer = Some(spec.optimizer.stamp());
+    assert_eq!(delayed.check(&foreign), Ok(()));
+    let staleness = r#"{"delay_compensated":{"strength":0.5}}"#;
+    foreign.compensation = serde_json::from_str(staleness).unwrap();
+    assert!(delayed.check(&foreign).is_err());
 }
 
 #[test]

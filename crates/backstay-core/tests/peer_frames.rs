@@ -284,6 +284,35 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
     }
 }
 
+#[test]
+fn a_prepare_carries_what_is_done_about_its_staleness() {
+    let (transaction, places) = push();
+    for staleness in [
+        r#""ignore""#,
+        r#""scale""#,
+        r#"{"delay_compensated":{"strength":0.5,"adaptive":false,"decay":0.25,"epsilon":0.125}}"#,
+        r#"{"delay_compensated":{"strength":0.5,"adaptive":true,"decay":0.25,"epsilon":0.125}}"#,
+    ] {
+        let mut one = (*transaction).clone();
+        one.compensation = serde_json::from_str(staleness).unwrap();
+        let message = Message::Prepare {
+            number: 1,
+            lsn: 2,
+            decided: 1,
+            places: places.clone(),
+            transaction: Arc::new(one.clone()),
+        };
+        let (meta, body) = bytes(&encode(&message));
+        let PeerFrame::Message(Message::Prepare {
+            transaction: got, ..
+        }) = read(&meta, &body).unwrap()
+        else {
+            panic!("no prepare came back");
+        };
+        assert_eq!(got.compensation, one.compensation, "{staleness}");
+    }
+}
+
 /// The bytes of a push that does not tell origins are as long as ever.
 #[test]
 fn a_prepare_carries_the_origins_of_its_places() {

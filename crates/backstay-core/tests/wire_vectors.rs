@@ -83,6 +83,10 @@ fn push(fields: &Value) -> PushMeta {
         5 => Change::Observe {
             learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
         },
+        8 | 9 => Change::Compare {
+            learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
+            observes: number(&fields["kind"]) == 9,
+        },
         6 => Change::Expire(thresholds(fields)),
         7 => Change::Decay {
             rate: fields["learning_rate_scale"].as_f64().unwrap() as f32,

@@ -231,11 +231,13 @@ impl Store {
     pub fn prepare(&self, transaction: &mut Transaction) -> Result<Duration, Refusal> {
         let spec = self.spec(transaction.table)?;
         let policy = match transaction.change {
-            Change::Update { .. } | Change::Observe { .. } => &spec.non_finite,
+            change if change.updates() => &spec.non_finite,
             _ => &NonFinitePolicy::Refuse,
         };
         let checked = match transaction.change {
-            Change::Observe { .. } => observed::check(policy, &spec, &mut transaction.batch)?,
+            Change::Observe { .. } | Change::Compare { .. } => {
+                observed::check(policy, &spec, transaction.change, &mut transaction.batch)?
+            }
             _ => gradient::apply_policy(policy, transaction.batch.values_mut()),
         };
         checked.map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;

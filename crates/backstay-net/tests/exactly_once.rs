@@ -153,6 +153,7 @@ fn request(values: &[f32]) -> PushRequest<'_> {
         require_finite: true,
         observed: None,
         only_count: false,
+        references: &[],
     }
 }
 

@@ -11,9 +11,12 @@ use std::sync::Arc;
 
 use backstay_core::error::code;
 use backstay_core::hash::table_id;
+use backstay_core::spec::TableSpec;
 use backstay_core::staleness::Staleness;
+use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushReply};
-use backstay_net::client::{Client, Deadline};
+use backstay_net::client::{Client, ClientError, Deadline, PushRequest};
+use backstay_net::server::Server;
 use support::*;
 
 fn soon() -> Deadline {
@@ -90,6 +93,101 @@ fn a_client_that_asks_hears_how_stale_its_pushes_are() {
         (usage.buckets[0], usage.buckets[2], usage.buckets[3]),
         (slots, slots, slots)
     );
+}
+
+/// A server with table `d`, which compensates the delay of gradients.
+fn delayed() -> Server {
+    let server = start(options());
+    let spec = format!(
+        r#"{{"name":"d","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"staleness":{{"delay_compensated":{{"strength":0.5}}}}}}"#
+    );
+    let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+    server.store().create_table(&spec, 1).unwrap();
+    server
+}
+
+async fn push_to_d(client: &Client, keys: &[u64]) -> Result<(), ClientError> {
+    let (plan, values) = (client.plan(keys)?, vec![-2.0; keys.len() * DIM]);
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let request = PushRequest::new(table_id("d"), DIM, change, &values);
+    client
+        .push(&request, &plan, soon())
+        .await?
+        .wait(client)
+        .await
+}
+
+async fn pull_d(client: &Arc<Client>, keys: &[u64]) -> Vec<f32> {
+    let plan = Arc::new(client.plan(keys).unwrap());
+    let mut rows = vec![f32::NAN; keys.len() * DIM];
+    let mut pull = client
+        .pull(table_id("d"), DIM, &plan, soon())
+        .await
+        .unwrap();
+    pull.finish(&mut rows, soon()).await.unwrap();
+    rows
+}
+
+#[test]
+fn a_push_brings_the_weights_that_its_gradients_were_computed_with() {
+    let server = delayed();
+    let address = server.address().to_string();
+    let made = || client(&address, client_options()).unwrap().0;
+    let (one, other, unaware) = (made(), made(), made());
+    let keys: Vec<u64> = (0..5001).collect();
+    block_on(async {
+        for client in [&one, &other] {
+            client.keep_references(table_id("d"));
+            assert_eq!(pull_d(client, &keys).await, vec![0.0; keys.len() * DIM]);
+        }
+        push_to_d(&other, &keys).await.unwrap();
+        assert_eq!(pull_d(&other, &keys).await, vec![2.0; keys.len() * DIM]);
+        // -2 + 0.5 * 4 * (2 - 0) = 2.
+        push_to_d(&one, &keys).await.unwrap();
+        assert_eq!(pull_d(&one, &keys).await, vec![0.0; keys.len() * DIM]);
+        let refused = push_to_d(&one, &[9999]).await.unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("has not pulled key 9999"), "{text}");
+        let refused = push_to_d(&unaware, &keys).await.unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("must bring the weights"), "{text}");
+        assert_eq!(pull_d(&one, &keys).await, vec![0.0; keys.len() * DIM]);
+    });
+}
+
+#[test]
+fn weights_that_are_not_finite_are_refused_by_name() {
+    let server = delayed();
+    let mut raw = Raw::greeted(&server);
+    let mut meta = push_meta("d", 1, 78, 0, 0);
+    meta.change = meta.change.compared();
+    for (values, code, words) in [
+        (
+            vec![1.0, 1.0, 0.0, f32::NAN],
+            code::NON_FINITE,
+            "weight 1 that the gradient of key 8 was computed with is NaN",
+        ),
+        (
+            vec![1.0, 1.0, 0.0],
+            code::INVALID_REQUEST,
+            "3 elements are no gradient with as many weights",
+        ),
+    ] {
+        meta.row_elements = values.len() as u32;
+        raw.send(&push_frame(5, &meta, &[8], &values));
+        raw.expect_error(5, code, words);
+    }
+    let refused = TableSpec::from_json(
+        r#"{"name":"d","kind":{"sparse":{"dim":2}},"optimizer":{"sgd":{}},"staleness":{"delay_compensated":{"strength":-1}}}"#,
+    );
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.contains("staleness.delay_compensated.strength is -1"),
+        "{text}"
+    );
+    assert_still_serves(&server);
 }
 
 /// The meta part of a push that tells origins, of one key.

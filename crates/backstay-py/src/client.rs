@@ -172,6 +172,11 @@ impl DataClient {
         self.client.track_staleness(table);
     }
 
+    /// Keep the rows of pulls of a table, and have pushes to it bring them along.
+    fn keep_references(&self, table: u64) {
+        self.client.keep_references(table);
+    }
+
     /// Make a batch of keys ready.
     fn plan(&self, py: Python<'_>, keys: PyReadonlyArray1<'_, u64>) -> PyResult<KeyPlan> {
         let keys = keys.as_slice()?;

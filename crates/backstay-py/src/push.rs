@@ -172,17 +172,16 @@ impl PushRequest {
     {
         let values = self.values.bind(py).try_readonly()?;
         let told = self.observed(py)?;
-        let request = client::PushRequest {
-            table: self.table,
-            row_elements: self.row_elements,
-            change: self.change,
-            values: values.as_slice()?,
-            require_finite: self.require_finite,
-            observed: told
-                .as_ref()
-                .map(|(shows, clicks)| (&shows[..], &clicks[..])),
-            only_count: false,
-        };
+        let mut request = client::PushRequest::new(
+            self.table,
+            self.row_elements,
+            self.change,
+            values.as_slice()?,
+        );
+        request.require_finite = self.require_finite;
+        request.observed = told
+            .as_ref()
+            .map(|(shows, clicks)| (&shows[..], &clicks[..]));
         let plan = &self.plan.get().plan;
         let deadline = Deadline::after(self.patience);
         let work = async {

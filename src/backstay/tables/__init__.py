@@ -60,6 +60,7 @@ from backstay.tables.spec import (
     Storage,
     TableSpec,
 )
+from backstay.tables.staleness import DelayCompensated
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -89,6 +90,7 @@ __all__ = [
     "Capacity",
     "Clip",
     "Constant",
+    "DelayCompensated",
     "Dense",
     "Evict",
     "Expiry",

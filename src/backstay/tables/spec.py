@@ -45,6 +45,7 @@ from backstay.tables.lifetime import (
     Score,
 )
 from backstay.tables.optimizers import SGD, Optimizer
+from backstay.tables.staleness import DelayCompensated
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -55,7 +56,7 @@ from backstay.tables.user import (
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
 Storage: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Staleness: TypeAlias = Literal["ignore", "scale"]
+Staleness: TypeAlias = Literal["ignore", "scale"] | DelayCompensated
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ _ADMISSIONS: dict[str, Callable[..., Admission]] = {
     "score": AdmitByScore,
     "function": AdmissionFunction,
 }
+_STALENESS: dict[str, Callable[..., DelayCompensated]] = {"delay_compensated": DelayCompensated}
 _JSON_NAMES: dict[Callable[..., object], str] = {
     made: name
     for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE, _ADMISSIONS)
@@ -165,7 +167,8 @@ class TableSpec:
         non_finite: What happens to NaN and infinity in gradients.
         lifetime: When rows of a sparse table come and go; None: they stay until they are deleted.
         staleness: What the servers do about gradients that are stale: nothing ("ignore"), or divide
-            the learning rate of a push by its staleness in each slot ("scale").
+            the learning rate of a push by its staleness in each slot ("scale"), or
+            :class:`DelayCompensated`.
         pull: What a pull returns in the place of the weights; None: the weights.
 
     Raises:
@@ -204,7 +207,13 @@ class TableSpec:
         if not (self.pull is None or isinstance(self.pull, PullFunction)):
             raise ConfigError(f"TableSpec.pull is {self.pull!r}; allowed: a PullFunction or None")
         check_choice(self, "storage", get_args(Storage))
-        check_choice(self, "staleness", get_args(Staleness))
+        if not isinstance(self.staleness, DelayCompensated):
+            check_choice(self, "staleness", ("ignore", "scale"))
+        elif isinstance(self.optimizer, UserOptimizer) or self.pull is not None:
+            raise ConfigError(
+                "TableSpec.staleness is DelayCompensated; allowed with an optimizer of your own, "
+                "or a function on pull: 'ignore' or 'scale'"
+            )
         check_integer(self, "seed", 0, 2**64 - 1)
         if self.lifetime is not None and isinstance(self.kind, Dense):
             raise ConfigError(
@@ -276,8 +285,11 @@ class TableSpec:
 
     @property
     def state_elements(self) -> int:
-        """Words behind the weights of one row: the optimizer's state, then the statistics."""
-        return self.optimizer.state_elements(self.row_elements) + len(self.statistics)
+        """Words behind the weights of a row: of the optimizer, of ``staleness``, statistics."""
+        kept = self.optimizer.state_elements(self.row_elements) + len(self.statistics)
+        if isinstance(self.staleness, DelayCompensated):
+            kept += self.staleness.state_elements(self.row_elements)
+        return kept
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -298,7 +310,9 @@ class TableSpec:
         """Return the JSON form, every default filled in."""
         lifetime = {} if self.lifetime is None else {"lifetime": _plain_lifetime(self.lifetime)}
         pull = {} if self.pull is None else {"pull": self.pull.to_plain()}
-        staleness = {} if self.staleness == "ignore" else {"staleness": self.staleness}
+        staleness = (
+            {} if self.staleness == "ignore" else {"staleness": _plain_staleness(self.staleness)}
+        )
         return json.dumps(
             {
                 "name": self.name,
@@ -337,6 +351,8 @@ class TableSpec:
         ):
             if part in values:
                 values[part] = _from_plain(values[part], choices, part)
+        if isinstance(values.get("staleness"), dict):
+            values["staleness"] = _from_plain(values["staleness"], _STALENESS, "staleness")
         if values.get("lifetime") is not None:
             values["lifetime"] = _lifetime_of(values["lifetime"])
         if values.get("pull") is not None:
@@ -350,6 +366,10 @@ _OF_LIFETIME: dict[str, Callable[..., Expiry | Capacity | Score]] = {
     "capacity": Capacity,
     "score": Score,
 }
+
+
+def _plain_staleness(staleness: Staleness) -> Any:
+    return staleness if isinstance(staleness, str) else {"delay_compensated": asdict(staleness)}
 
 
 def _plain_lifetime(lifetime: Lifetime) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backstay.errors import ConfigError
+from backstay.errors import ConfigError, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.tables import SGD, TableSpec, Zeros
+from backstay.tables import SGD, DelayCompensated, TableSpec, Zeros
 from backstay.trainer import Client
 
 KEYS = np.arange(300, dtype=np.uint64)
@@ -39,6 +39,41 @@ def test_a_stale_push_takes_a_shorter_step_on_all_copies() -> None:
         cluster.kill(1)
         slow.push(table, KEYS, ones)
         assert (slow.pull(table, KEYS) == np.float32(7.25) + np.float32(1) / 3).all()
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_late_gradient_is_moved_to_where_the_weights_are(adaptive: bool) -> None:
+    spec = TableSpec.sparse(
+        "moved",
+        2,
+        optimizer=SGD(1.0),
+        initializer=Zeros(),
+        staleness=DelayCompensated(0.5, adaptive=adaptive, decay=0.0),
+    )
+    twos = np.full((300, 2), -2, np.float32)
+    with (
+        LocalCluster(servers=3, settings={"replicas": 2, "slot_count": 64}) as cluster,
+        Client(cluster.endpoints) as late,
+        Client(cluster.endpoints) as fast,
+    ):
+        table = late.create_table(spec)
+        late.pull(table, KEYS)
+        fast.pull("moved", KEYS)
+        fast.push("moved", KEYS, twos)
+        cluster.kill(1)
+        late.push(table, KEYS, twos)
+        # Constant: -2 + 0.5 * 4 * 2; adaptive: 0.5 is divided by the root of 4.
+        wanted = 0.0 if not adaptive else 2.0
+        assert np.abs(late.pull(table, KEYS) - wanted).max() < 1e-5
+        with pytest.raises(InvalidRequest, match="has not pulled key"):
+            late.push(table, KEYS + np.uint64(1000), twos)
+
+
+def test_settings_of_a_delay_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"DelayCompensated.strength is -1"):
+        DelayCompensated(-1)
+    with pytest.raises(ConfigError, match=r"DelayCompensated.decay is 1"):
+        DelayCompensated(1, decay=1.0)
 
 
 def test_a_word_that_there_is_not_is_refused_by_name() -> None:

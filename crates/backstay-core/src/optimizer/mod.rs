@@ -57,10 +57,10 @@ pub(crate) const MAX_NUMBER: f64 = 1e30;
 /// Lowest and highest value of a setting.
 pub type Range = (f64, f64);
 
-const NOT_NEGATIVE: Range = (0.0, MAX_NUMBER);
-const POSITIVE: Range = (MIN_EPSILON, MAX_NUMBER);
+pub(crate) const NOT_NEGATIVE: Range = (0.0, MAX_NUMBER);
+pub(crate) const POSITIVE: Range = (MIN_EPSILON, MAX_NUMBER);
 /// Up to the last number below 1.
-const FRACTION: Range = (0.0, 1.0 - f64::EPSILON / 2.0);
+pub(crate) const FRACTION: Range = (0.0, 1.0 - f64::EPSILON / 2.0);
 
 /// The settings of an optimizer: its JSON form is that of the struct, and servers send each other
 /// the numbers and flags in this order.

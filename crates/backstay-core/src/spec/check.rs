@@ -12,6 +12,7 @@ use super::lifetime::{
 use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
 use crate::expression::{Function, FunctionError, OfStatistics, Statistic};
 use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
+use crate::staleness::Delay;
 
 /// Longest JSON text of one description.
 pub const MAX_JSON_BYTES: usize = 65_536;
@@ -106,6 +107,7 @@ impl TableSpec {
         if let NonFinitePolicy::Clip { limit } = self.non_finite {
             checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)?;
         }
+        checker.staleness(self)?;
         match &self.lifetime {
             None => Ok(()),
             Some(lifetime) => checker.lifetime(lifetime, &self.kind),
@@ -262,6 +264,23 @@ impl Checker<'_> {
         all.try_for_each(|(&(field, (low, high)), value)| {
             self.number(&format!("optimizer.{name}.{field}"), value, low, high)
         })
+    }
+
+    fn staleness(&self, spec: &TableSpec) -> Result<(), SpecError> {
+        let Some(delay) = spec.staleness.delay() else {
+            return Ok(());
+        };
+        let field = "staleness.delay_compensated";
+        let mut all = Delay::NUMBERS.iter().zip(delay.numbers());
+        all.try_for_each(|(&(name, (low, high)), value)| {
+            self.number(&format!("{field}.{name}"), value, low, high)
+        })?;
+        let allowed = match (&spec.optimizer, &spec.pull) {
+            (Optimizer::User(_), _) => "\"ignore\" or \"scale\" with an optimizer of your own",
+            (_, Some(_)) => "\"ignore\" or \"scale\" with a function on pull: it hides the weights",
+            _ => return Ok(()),
+        };
+        Err(self.refuse("staleness", &"\"delay_compensated\"", &allowed))
     }
 
     fn lifetime(&self, lifetime: &Lifetime, kind: &TableKind) -> Result<(), SpecError> {

@@ -188,7 +188,7 @@ impl Table {
         now: u32,
     ) -> u64 {
         let Some(live) = &self.live else { return 0 };
-        let (statistics, first) = (live.statistics, self.weight_words + self.optimizer_words);
+        let (statistics, first) = (live.statistics, self.weight_words + self.kept_words);
         let mut forgotten = 0;
         for row in (0..self.maps[at].len()).rev() {
             let is_filter = self.is_filter();

@@ -44,7 +44,7 @@ impl<'l> Look<'l> {
     /// Find out which of some rows of a slot (its number in the range) go; at most [`LOOK`] of them.
     fn at(&mut self, table: &Table, slot: usize, rows: &[usize]) {
         let (live, map) = (self.live, &table.maps[slot]);
-        let first = table.weight_words + table.optimizer_words;
+        let first = table.weight_words + table.kept_words;
         let scores = match &mut self.batch {
             Some(batch) => {
                 for &row in rows {
@@ -176,7 +176,7 @@ impl Table {
         if map.len() <= share {
             return Vec::new();
         }
-        let first = self.weight_words + self.optimizer_words;
+        let first = self.weight_words + self.kept_words;
         let rows = map
             .keys()
             .map(|(key, row)| (key, &map.values(row)[first..]));

@@ -14,6 +14,7 @@ use crate::spec::lifetime::{
     Admission, Evict, Lifetime, ScoreRule, Unadmitted, FILTER_BLOCK_BYTES,
 };
 use crate::spec::TableSpec;
+use crate::staleness::{Compensated, Delay};
 use crate::storage;
 use crate::stream::TransactionId;
 use crate::transaction::Change;
@@ -25,6 +26,8 @@ pub(crate) struct Moment {
     pub(crate) time: u32,
     /// Which transaction it is.
     pub(crate) id: TransactionId,
+    /// What moves its gradients; `None`: no weights stand behind them.
+    pub(crate) delay: Option<Delay>,
 }
 
 /// What a table's lifetime does, ready to be done.
@@ -128,6 +131,10 @@ impl Table {
             }
             | Change::Observe {
                 learning_rate_scale,
+            }
+            | Change::Compare {
+                learning_rate_scale,
+                ..
             } => {
                 let width = change.values(self.elements);
                 let update = LiveUpdate {
@@ -180,7 +187,7 @@ impl Table {
     }
 
     fn decay(&mut self, at: usize, rate: f32) {
-        let first = self.weight_words + self.optimizer_words;
+        let first = self.weight_words + self.kept_words;
         let Some(live) = &self.live else { return };
         let (statistics, map) = (live.statistics, &mut self.maps[at]);
         for row in 0..map.len() {
@@ -252,11 +259,11 @@ impl Table {
             }
             let words = self.maps[slot].values_mut(row);
             let (weights, state) = words.split_at_mut(self.weight_words);
-            let (state, counted) = state.split_at_mut(self.optimizer_words);
+            let (own, rest) = state.split_at_mut(self.optimizer_words);
             storage::encode(self.spec.storage, value, weights);
-            optimizer.init_state(bytemuck::cast_slice_mut(state));
-            counted.fill(0);
-            statistics.count(counted, seen);
+            optimizer.init_state(bytemuck::cast_slice_mut(own));
+            rest.fill(0);
+            statistics.count(&mut rest[self.kept_words - self.optimizer_words..], seen);
         }
     }
 }
@@ -276,12 +283,22 @@ struct LiveUpdate<'a> {
 impl OptimizerVisitor for LiveUpdate<'_> {
     type Out = u64;
 
-    fn visit<O: RowOptimizer>(mut self, optimizer: &O) -> u64 {
+    fn visit<O: RowOptimizer>(self, optimizer: &O) -> u64 {
+        match self.moment.delay {
+            None => self.run(optimizer),
+            Some(delay) => self.run(&Compensated::new(optimizer, delay)),
+        }
+    }
+}
+
+impl LiveUpdate<'_> {
+    #[inline]
+    fn run<O: RowOptimizer>(mut self, optimizer: &O) -> u64 {
         let Some(live) = self.table.live.clone() else {
             return 0;
         };
         let mut judge = Judge::new(&live, self.moment.time);
-        let elements = self.table.elements;
+        let (elements, gradient) = (self.table.elements, self.gradient_values());
         let plain = storage::is_plain(self.table.spec.storage);
         let mut scratch = vec![0f32; if plain { 0 } else { elements }];
         let mut places = [Place::default(); BLOCK];
@@ -307,7 +324,7 @@ impl OptimizerVisitor for LiveUpdate<'_> {
                             key,
                             found,
                             seen,
-                            &value[..elements],
+                            &value[..gradient],
                             &mut scratch,
                         );
                     }
@@ -323,11 +340,20 @@ impl OptimizerVisitor for LiveUpdate<'_> {
 type Found = (usize, usize, Option<Seen>);
 
 impl LiveUpdate<'_> {
+    /// Values of each key that the optimizer takes.
+    #[inline]
+    fn gradient_values(&self) -> usize {
+        match self.moment.delay {
+            None => self.table.elements,
+            Some(_) => 2 * self.table.elements,
+        }
+    }
+
     /// What the values of a key tell of it.
     #[inline]
     fn seen(&self, value: &[f32]) -> Seen {
         let mut seen = Seen::once(self.moment.time);
-        if let [show, click] = value[self.table.elements..] {
+        if let [show, click] = value[self.gradient_values()..] {
             (seen.show, seen.click) = (show, click);
         }
         seen
@@ -378,7 +404,7 @@ impl LiveUpdate<'_> {
                     self.table
                         .fill_new_row(user, key, (slot, row), &mut scratch);
                 }
-                let first = self.table.weight_words + self.table.optimizer_words;
+                let first = self.table.weight_words + self.table.kept_words;
                 let counted = &mut self.table.maps[slot].values_mut(row)[first..];
                 if let Some(begin) = begin {
                     live.statistics.count(counted, begin);
@@ -448,10 +474,11 @@ impl LiveUpdate<'_> {
         let table = &mut *self.table;
         let words: &mut [u32] = table.maps[slot].values_mut(row);
         let (weights, state) = words.split_at_mut(table.weight_words);
-        let (state, counted) = state.split_at_mut(table.optimizer_words);
+        let (state, counted) = state.split_at_mut(table.kept_words);
         let state: &mut [f32] = bytemuck::cast_slice_mut(state);
         if let Some(begin) = begin {
-            optimizer.init_state(state);
+            // What stands behind it is zeros.
+            optimizer.init_state(&mut state[..table.optimizer_words]);
             live.statistics.count(counted, begin);
         }
         live.statistics.count(counted, seen);

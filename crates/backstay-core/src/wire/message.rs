@@ -3,7 +3,7 @@
 use super::frame::{cut_text, Reader, MAX_TEXT_BYTES};
 use crate::error::Refusal;
 use crate::life::Thresholds;
-use crate::staleness::{Compensation, Staleness};
+use crate::staleness::{Compensation, Delay, Staleness};
 use crate::stream::{StreamId, TransactionId};
 use crate::transaction::Change;
 
@@ -210,6 +210,10 @@ pub enum PushKind {
     Expire = 6,
     /// Shows and clicks decay: of the meta of a [`super::Opcode::Decay`], and between servers.
     Decay = 7,
+    /// As an update, each gradient with the weights that it was computed with.
+    Compare = 8,
+    /// The same, with shows and clicks behind these.
+    CompareObserved = 9,
 }
 
 /// Of the thresholds of an expiry: which are set.
@@ -260,6 +264,14 @@ impl PushMeta {
             Change::Observe {
                 learning_rate_scale,
             } => (PushKind::Observe, learning_rate_scale),
+            Change::Compare {
+                learning_rate_scale,
+                observes: false,
+            } => (PushKind::Compare, learning_rate_scale),
+            Change::Compare {
+                learning_rate_scale,
+                observes: true,
+            } => (PushKind::CompareObserved, learning_rate_scale),
             Change::Expire(_) => (PushKind::Expire, 1.0),
             Change::Decay { rate } => (PushKind::Decay, rate),
         };
@@ -276,6 +288,9 @@ impl PushMeta {
         out.extend([u8::from(self.origins), self.compensation.code(), 0]);
         if let Change::Expire(thresholds) = &self.change {
             put_thresholds(&mut out, thresholds);
+        }
+        for number in self.compensation.delay().iter().flat_map(Delay::numbers) {
+            out.extend(number.to_le_bytes());
         }
         out
     }
@@ -295,45 +310,18 @@ impl PushMeta {
         let origins = check_flags(u64::from(reader.u8()?), "a push")?;
         let code = reader.u8()?;
         reader.take(1)?;
-        let compensation = Compensation::from_code(code).ok_or_else(|| {
-            Refusal::Protocol(format!(
-                "unknown compensation {code}: use matching releases"
-            ))
-        })?;
         let thresholds = match kind {
             6 => read_thresholds(&mut reader)?,
             _ => Thresholds::default(),
         };
+        let compensation = read_compensation(&mut reader, code)?;
         reader.end()?;
         if !learning_rate_scale.is_finite() || learning_rate_scale < 0.0 {
             return Err(Refusal::InvalidRequest(format!(
                 "learning_rate_scale is {learning_rate_scale}: must be finite and not negative"
             )));
         }
-        let change = match kind {
-            0 => Change::Update {
-                learning_rate_scale,
-            },
-            1 => Change::Assign {
-                only_if_absent: false,
-            },
-            2 => Change::Assign {
-                only_if_absent: true,
-            },
-            4 => Change::Delete,
-            5 => Change::Observe {
-                learning_rate_scale,
-            },
-            6 => Change::Expire(thresholds),
-            7 if learning_rate_scale <= 1.0 => Change::Decay {
-                rate: learning_rate_scale,
-            },
-            7 => {
-                let reason = format!("a decay by {learning_rate_scale}: it must be from 0 to 1");
-                return Err(Refusal::InvalidRequest(reason));
-            }
-            _ => return Err(Refusal::Protocol(format!("unknown kind of push {kind}"))),
-        };
+        let change = change_of(kind, learning_rate_scale, thresholds)?;
         if origins && !change.updates() {
             let reason = format!("a push of kind {kind} has no gradients, and so no origins");
             return Err(Refusal::InvalidRequest(reason));
@@ -350,6 +338,57 @@ impl PushMeta {
             compensation,
         })
     }
+}
+
+/// The change of a kind of push.
+fn change_of(
+    kind: u8,
+    learning_rate_scale: f32,
+    thresholds: Thresholds,
+) -> Result<Change, Refusal> {
+    Ok(match kind {
+        0 => Change::Update {
+            learning_rate_scale,
+        },
+        1 => Change::Assign {
+            only_if_absent: false,
+        },
+        2 => Change::Assign {
+            only_if_absent: true,
+        },
+        4 => Change::Delete,
+        5 => Change::Observe {
+            learning_rate_scale,
+        },
+        8 | 9 => Change::Compare {
+            learning_rate_scale,
+            observes: kind == 9,
+        },
+        6 => Change::Expire(thresholds),
+        7 if learning_rate_scale <= 1.0 => Change::Decay {
+            rate: learning_rate_scale,
+        },
+        7 => {
+            let reason = format!("a decay by {learning_rate_scale}: it must be from 0 to 1");
+            return Err(Refusal::InvalidRequest(reason));
+        }
+        _ => return Err(Refusal::Protocol(format!("unknown kind of push {kind}"))),
+    })
+}
+
+/// What is done about staleness, and the numbers of it.
+fn read_compensation(reader: &mut Reader<'_>, code: u8) -> Result<Compensation, Refusal> {
+    let mut numbers = [0.0; 3];
+    if code >= 2 {
+        for number in &mut numbers {
+            *number = reader.f64()?;
+        }
+    }
+    Compensation::from_code(code, numbers).ok_or_else(|| {
+        Refusal::Protocol(format!(
+            "unknown compensation {code}: use matching releases"
+        ))
+    })
 }
 
 /// A push was applied, in all of its slots.

@@ -4,7 +4,7 @@
 //! each server; `request` tries one part of a call, `requests` all of them until they are
 //! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push`
 //! are the two kinds of calls; `queue` numbers pushes, pushes of a task by `batches` and while its
-//! `send_lease` is alive (`task_stream`); `origins` knows from where rows came; `lifetimes` expires and decays tables; `closing` waits and ends; [`rows`] moves values;
+//! `send_lease` is alive (`task_stream`); `origins` knows from where rows came, `references` what they were; `lifetimes` expires and decays tables; `closing` waits and ends; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
 mod attend;
@@ -22,6 +22,7 @@ pub mod plan;
 mod pull;
 mod push;
 mod queue;
+mod references;
 mod request;
 mod requests;
 pub mod routing;
@@ -54,6 +55,7 @@ use link::{Backoff, Failure, Link};
 use origins::Origins;
 use plan::Plan;
 use queue::PushQueue;
+use references::References;
 use routing::{Routing, ServerAddress};
 use waiting::Waits;
 
@@ -117,6 +119,7 @@ pub struct Client {
     /// Those of tasks, with something under way or a handle in use.
     tasks: Mutex<Vec<Arc<PushQueue<Push>>>>,
     origins: Origins,
+    references: References,
     buffers: Arc<BufferPool>,
     waits: Waits,
     closed: AtomicBool,
@@ -137,6 +140,7 @@ impl Client {
             state_lost: AtomicBool::new(false),
             loss: Mutex::default(),
             origins: Origins::default(),
+            references: References::default(),
             buffers: Arc::new(BufferPool::new(SPARE_BYTES)),
             waits: Waits::default(),
             closed: AtomicBool::new(false),
@@ -148,6 +152,12 @@ impl Client {
     /// so it is known how stale they are.
     pub fn track_staleness(&self, table: u64) {
         self.origins.ask(table);
+    }
+
+    /// Keep the rows of pulls of a table from now on, and have pushes to it bring them along: it
+    /// compensates the delay of gradients.
+    pub fn keep_references(&self, table: u64) {
+        self.references.keep(table);
     }
 
     /// Go by this routing table from now on, also in the calls that wait; false if it is not

@@ -116,6 +116,7 @@ impl Pull {
         }
         let (client, plan, elements) = (&self.client, &self.plan, self.elements);
         let (table, origins) = (self.table, self.origins);
+        let keeps = client.references.begin(table);
         let mut spread = |request: &Request, frame: Frame| {
             let Some(part) = request.part() else {
                 return Ok(());
@@ -149,6 +150,10 @@ impl Pull {
                 let entries = &plan.entries()[piece.entries.clone()];
                 let (rows, rest) = values.split_at(piece.keys.len() * elements);
                 rows::spread(entries, piece.keys.start, rows, out, elements);
+                if keeps {
+                    let keys = &plan.keys()[piece.keys.clone()];
+                    client.references.came(table, keys, rows, elements);
+                }
                 values = rest;
             }
             if origins {

@@ -33,6 +33,7 @@ use super::send_lease::SendLease;
 use super::{no_routing, rows, Client};
 
 /// What to push, and to which table.
+#[derive(Clone)]
 pub struct PushRequest<'a> {
     /// The table's id.
     pub table: u64,
@@ -48,6 +49,8 @@ pub struct PushRequest<'a> {
     pub observed: Option<(&'a [f32], &'a [f32])>,
     /// With [`Change::Expire`]: count what would go, and change nothing.
     pub only_count: bool,
+    /// With [`Change::Compare`]: the weights of each different key of the batch, in the plan's order.
+    pub references: &'a [f32],
 }
 
 impl<'a> PushRequest<'a> {
@@ -61,13 +64,14 @@ impl<'a> PushRequest<'a> {
             require_finite: false,
             observed: None,
             only_count: false,
+            references: &[],
         }
     }
 
     /// Values that travel with each key.
     fn width(&self) -> usize {
         match self.change {
-            Change::Observe { .. } => self.row_elements + 2,
+            change if change.updates() => change.values(self.row_elements),
             _ => self.row_elements,
         }
     }
@@ -134,6 +138,18 @@ impl Client {
     ) -> Result<Arc<Push>, ClientError> {
         self.check_open()?;
         check(request, plan)?;
+        let (mut compared, references);
+        let request = if request.change.updates() && self.references.keeps(request.table) {
+            references = self
+                .references
+                .of(request.table, plan.keys(), request.row_elements)?;
+            compared = request.clone();
+            compared.change = request.change.compared();
+            compared.references = &references;
+            &compared
+        } else {
+            request
+        };
         let routing = self.newest().ok_or_else(no_routing)?;
         let parts = plan.parts(&routing, self.keys_per_part(request.width()));
         self.check_limits(request, plan, &routing, &parts, deadline)
@@ -268,6 +284,10 @@ impl Client {
             let entries = &plan.entries()[piece.entries.clone()];
             let (first, values) = (piece.keys.start, request.values);
             match request.observed {
+                told if !request.references.is_empty() => {
+                    let all = &request.references[first * request.row_elements..];
+                    rows::merge_compared(entries, first, (values, all), told, here, elements);
+                }
                 Some(told) => rows::merge_observed(entries, first, values, told, here, elements),
                 None => rows::merge(entries, first, values, here, elements),
             }

@@ -88,6 +88,41 @@ pub fn merge_observed(
     }
 }
 
+/// The same with the weights that the gradients were computed with behind those of each key, and
+/// shows and clicks behind these if they are told. `weights` have a row for each unique key, from
+/// `first` on.
+pub fn merge_compared(
+    entries: &[Entry],
+    first: usize,
+    (values, weights): (&[f32], &[f32]),
+    told: Option<(&[f32], &[f32])>,
+    merged: &mut [f32],
+    width: usize,
+) {
+    let elements = if told.is_some() { width - 2 } else { width } / 2;
+    let mut fresh = first;
+    for entry in entries {
+        let (index, unique) = (entry.index as usize, entry.unique as usize);
+        let value = &values[index * elements..][..elements];
+        let row = &mut merged[(unique - first) * width..][..width];
+        let (sum, rest) = row.split_at_mut(elements);
+        if unique == fresh {
+            sum.fill(0.0);
+            let (weight, counts) = rest.split_at_mut(elements);
+            weight.copy_from_slice(&weights[(unique - first) * elements..][..elements]);
+            counts.fill(0.0);
+            fresh += 1;
+        }
+        for (sum, value) in sum.iter_mut().zip(value) {
+            *sum += value;
+        }
+        if let Some((shows, clicks)) = told {
+            rest[elements] += shows[index];
+            rest[elements + 1] += clicks[index];
+        }
+    }
+}
+
 fn merge_sized<const N: usize>(
     entries: &[Entry],
     first: usize,
@@ -123,6 +158,22 @@ mod tests {
         let mut merged = [9.0; 8];
         merge_observed(&entries, 5, &values, (&shows, &clicks), &mut merged, 4);
         assert_eq!(merged.map(|one| one as u32), [110, 220, 6, 48, 1, 2, 1, 8]);
+    }
+
+    #[test]
+    fn weights_are_merged_behind_the_gradients() {
+        let entries = [(2, 5), (0, 6), (1, 5)].map(|(index, unique)| Entry { index, unique });
+        let values = [1.0, 2.0, 10.0, 20.0, 100.0, 200.0];
+        let weights = [7.0, 8.0, 9.0, 3.0];
+        let mut merged = [9.0; 8];
+        merge_compared(&entries, 5, (&values, &weights), None, &mut merged, 4);
+        assert_eq!(merged.map(|one| one as u32), [110, 220, 7, 8, 1, 2, 9, 3]);
+        let (shows, clicks) = ([1.0, 2.0, 4.0], [8.0, 16.0, 32.0]);
+        let mut merged = [9.0; 12];
+        let told = Some((&shows[..], &clicks[..]));
+        merge_compared(&entries, 5, (&values, &weights), told, &mut merged, 6);
+        let wanted = [110, 220, 7, 8, 6, 48, 1, 2, 9, 3, 1, 8];
+        assert_eq!(merged.map(|one| one as u32), wanted);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
-use backstay_core::transaction::{Batch, Transaction};
+use backstay_core::transaction::{Batch, Change, Transaction};
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 use tokio::io::AsyncWrite;
 
@@ -20,13 +20,18 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             let reason = "a delete, an expiry or a decay came in the frame of a push";
             return Err(Refusal::Protocol(reason.into()));
         }
-        // Show and click stand behind the gradient.
-        let told = meta.change.values(0) as u32;
-        let elements = meta.row_elements.checked_sub(told).ok_or_else(|| {
-            let reason = format!("{} elements have no show and click", meta.row_elements);
+        // Show and click, or weights, stand behind the gradient.
+        let values = meta.row_elements as usize;
+        let elements = meta.change.elements(values).ok_or_else(|| {
+            let lacking = match meta.change {
+                Change::Compare { .. } => "are no gradient with as many weights behind it",
+                _ => "have no show and click",
+            };
+            let reason = format!("{values} elements {lacking}");
             Refusal::InvalidRequest(reason)
         })?;
-        let elements = self.check_elements(meta.table, elements)? + told as usize;
+        self.check_elements(meta.table, elements as u32)?;
+        let elements = values;
         let (keys, origins) = (meta.key_count as usize, meta.origins);
         let reply = Reply::Push { keys, origins };
         self.change_rows(frame, &meta, elements, reply)

@@ -7,14 +7,26 @@ use backstay_core::spec::{Lifetime, NonFinitePolicy, TableSpec};
 use backstay_core::transaction::{Batch, Change};
 
 /// Refuse shows and clicks that are negative or not finite, then apply a policy to the gradients
-/// before them. Rows of values have two more elements than rows of the table.
+/// before them. What stands behind the gradients of a comparison first are weights: finite, too.
 pub(super) fn check(
     policy: &NonFinitePolicy,
     spec: &TableSpec,
+    change: Change,
     batch: &mut Batch,
 ) -> Result<Result<(), NonFinite>, Refusal> {
-    let width = spec.row_elements() + 2;
-    let not_negative = |row: &[f32]| row[width - 2] >= 0.0 && row[width - 1] >= 0.0;
+    let elements = spec.row_elements();
+    let width = change.values(elements);
+    // The shape is checked later, before anything changes.
+    if batch.values().len() != batch.keys().len() * width {
+        return Ok(Ok(()));
+    }
+    let told = match change {
+        Change::Compare {
+            observes: false, ..
+        } => width,
+        _ => width - 2,
+    };
+    let not_negative = |row: &[f32]| row[told..].iter().all(|&one| one >= 0.0);
     // Nearly always so, and looked at in long strides.
     if *policy == NonFinitePolicy::Refuse
         && gradient::first_non_finite(batch.values()).is_none()
@@ -23,18 +35,25 @@ pub(super) fn check(
         return Ok(Ok(()));
     }
     for (key, row) in batch.keys().iter().zip(batch.values().chunks_exact(width)) {
-        for (name, told) in [("show", row[width - 2]), ("click", row[width - 1])] {
-            if !(0.0..=f32::MAX).contains(&told) {
+        for (name, told) in ["show", "click"].into_iter().zip(&row[told..]) {
+            if !(0.0..=f32::MAX).contains(told) {
                 return Err(Refusal::InvalidRequest(format!(
                     "table {}: the {name} of key {key} is {told}; allowed: finite and not negative",
                     spec.name
                 )));
             }
         }
+        let weights = &row[elements..told];
+        if let Some(at) = gradient::first_non_finite(weights) {
+            return Err(Refusal::NonFinite(format!(
+                "table {}: weight {at} that the gradient of key {key} was computed with is {}",
+                spec.name, weights[at]
+            )));
+        }
     }
     let rows = batch.values_mut().chunks_exact_mut(width);
     // What was clipped before one that is refused does not matter: nothing of it is applied.
-    let mut clipped = rows.map(|row| gradient::apply_policy(policy, &mut row[..width - 2]));
+    let mut clipped = rows.map(|row| gradient::apply_policy(policy, &mut row[..elements]));
     Ok(clipped.find(Result::is_err).unwrap_or(Ok(())))
 }
 

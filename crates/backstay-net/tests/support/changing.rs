@@ -78,6 +78,7 @@ pub fn update(values: &[f32]) -> PushRequest<'_> {
         require_finite: true,
         observed: None,
         only_count: false,
+        references: &[],
     }
 }
 

@@ -130,16 +130,12 @@ pub async fn push_all(
     values: &[f32],
     deadline: Deadline,
 ) -> Result<(), ClientError> {
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
     let request = PushRequest {
-        table: table_id("t"),
-        row_elements: DIM,
-        change: Change::Update {
-            learning_rate_scale: 1.0,
-        },
-        values,
         require_finite: true,
-        observed: None,
-        only_count: false,
+        ..PushRequest::new(table_id("t"), DIM, change, values)
     };
     let push = client.push(&request, plan, deadline).await?;
     push.wait(client).await
