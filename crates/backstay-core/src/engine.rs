@@ -692,6 +692,15 @@ impl Engine {
         Ok(table.growth_of_absent(&absent) + companion.growth_bytes(&absent))
     }
 
+    /// A bound of the same for these runs of a push, whatever rows there are: nobody looks.
+    pub fn growth_bound(&self, table: u64, runs: &[Run]) -> Result<usize, Refusal> {
+        let table = self.table(table)?;
+        let more = runs.iter().map(|run| (run.end - run.start) as usize).sum();
+        let companion = table.companion().and_then(|id| self.tables.get(&id));
+        let counters = companion.map_or(0, |one| one.growth_bound(more, runs.len()));
+        Ok(table.growth_bound(more, runs.len()) + counters)
+    }
+
     /// The same of these runs of a push, if all their keys were new: nobody looks for them.
     pub fn most_growth_bytes(&self, table: u64, runs: &[Run]) -> Result<usize, Refusal> {
         let table = self.table(table)?;

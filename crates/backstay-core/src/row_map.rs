@@ -129,6 +129,14 @@ impl RowMap {
             + Marks::bytes_for(rows).saturating_sub(self.marks.recent_bytes())
     }
 
+    /// A bound of [`Self::growth_bytes`] for maps that nobody looks at: of rows with `value_words`
+    /// words, `allocated` bytes in all, to which `more` rows come, to at most `maps` of them.
+    pub fn growth_bound(value_words: usize, allocated: usize, more: usize, maps: usize) -> usize {
+        // Index, rows and lists at most double, and then have room for twice the new rows.
+        let row_bytes = (KEY_WORDS + value_words) * 4;
+        allocated + more * (2 * row_bytes + 64) + maps * 256
+    }
+
     /// Bytes allocated for rows and index.
     pub fn allocated_bytes(&self) -> usize {
         (self.index.len() + self.slab_words()) * 4
@@ -598,6 +606,7 @@ mod tests {
                 prop_assert!(map.remove(key, mix64(key)));
             }
             let (before, announced) = (map.allocated_bytes(), map.growth_bytes(more));
+            prop_assert!(announced <= RowMap::growth_bound(width, before, more, 1));
             for key in first as u64..(first + more) as u64 {
                 map.insert(key, mix64(key));
             }

@@ -300,6 +300,13 @@ impl Table {
         self.first_bytes() + counts.map(growth).sum::<usize>()
     }
 
+    /// The same of rows that come to at most so many slots, found without a look at any of them.
+    pub(crate) fn growth_bound(&self, more: usize, slots: usize) -> usize {
+        let value_words = self.weight_words + self.state_words;
+        let allocated = self.allocated_bytes();
+        self.first_bytes() + RowMap::growth_bound(value_words, allocated, more, slots)
+    }
+
     /// Bytes that come with the first row of the table.
     fn first_bytes(&self) -> usize {
         if self.maps.is_empty() {

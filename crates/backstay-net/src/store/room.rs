@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backstay_core::engine::Engine;
 use backstay_core::error::Refusal;
 use backstay_core::transaction::{Run, Transaction};
 
@@ -53,10 +54,13 @@ impl Store {
     /// again when what is returned is dropped.
     pub(super) fn reserve(&self, transaction: &Transaction, runs: &[Run]) -> Result<Room, Refusal> {
         let reserved = if self.has_memory_limit() && transaction.change.creates() {
-            // While there is much room, nobody looks which of the rows are there already.
-            let most = self.most_growth_bytes(transaction, runs)?;
-            if self.memory.reserve_easily(most) {
-                return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
+            // While there is much room, nobody looks at the slots; while there is some, nobody looks
+            // which of the rows are there already.
+            for bound in [Engine::growth_bound, Engine::most_growth_bytes] {
+                let most = self.sum_of_stripes(transaction, runs, bound)?;
+                if self.memory.reserve_easily(most) {
+                    return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
+                }
             }
             let wanted = self.growth_bytes(transaction, runs)?;
             if !self.memory.reserve(wanted) {
@@ -143,12 +147,16 @@ impl Store {
         Ok(wanted)
     }
 
-    /// The same if all rows were new.
-    fn most_growth_bytes(&self, transaction: &Transaction, runs: &[Run]) -> Result<u64, Refusal> {
+    fn sum_of_stripes(
+        &self,
+        transaction: &Transaction,
+        runs: &[Run],
+        bytes: fn(&Engine, u64, &[Run]) -> Result<usize, Refusal>,
+    ) -> Result<u64, Refusal> {
         let mut wanted = 0;
         for (stripe, runs) in self.stripes_of(runs) {
             let engine = self.stripes[stripe].read();
-            wanted += engine.most_growth_bytes(transaction.table, runs)? as u64;
+            wanted += bytes(&engine, transaction.table, runs)? as u64;
         }
         Ok(wanted)
     }
