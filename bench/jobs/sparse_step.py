@@ -79,11 +79,11 @@ class Trainer:
             arguments.keys_per_step, arguments.keys, arguments.zipf, arguments.seed
         )
         # Told with each push, where the table keeps them: a click for each fourth show.
-        self.counts: dict[str, NDArray[np.float32]] = {}
+        self.shows: NDArray[np.float32] | None = None
+        self.clicks: NDArray[np.float32] | None = None
         if arguments.lifetime == "statistics":
-            shows = np.ones(arguments.keys_per_step, np.float32)
-            clicks = (np.arange(arguments.keys_per_step) % 4 == 0).astype(np.float32)
-            self.counts = {"shows": shows, "clicks": clicks}
+            self.shows = np.ones(arguments.keys_per_step, np.float32)
+            self.clicks = (np.arange(arguments.keys_per_step) % 4 == 0).astype(np.float32)
         self.new_keys = int(arguments.new_share * arguments.keys_per_step)
         self.first_new_key = arguments.keys
         # Seconds of prepare, pull, combine and push of each sequential step.
@@ -125,7 +125,7 @@ class Trainer:
             pulled = time.perf_counter()
             gradients = self.combine(rows)
             combined = time.perf_counter()
-            self.client.push(self.table, batch, gradients, **self.counts)
+            self.client.push(self.table, batch, gradients, shows=self.shows, clicks=self.clicks)
             done = time.perf_counter()
             seconds.append(done - begun)
             self.phases.append(
@@ -161,7 +161,7 @@ class Trainer:
             gradients = self.combine(pull.result())
             if push is not None:
                 push.result()
-            push = client.push_async(table, batch, gradients, **self.counts)
+            push = client.push_async(table, batch, gradients, shows=self.shows, clicks=self.clicks)
             batch, pull = next_batch, next_pull
             now = time.perf_counter()
             seconds.append(now - begun)

@@ -11,8 +11,9 @@ one. So a push of one of n workers is n - 1 steps stale, always. The rules:
 
 Every rule has the learning rate that is best for one worker, as ``--rates`` has it.
 
-Frappe is not ours to ship: ``--data`` names the folder of frappe_ctr.tsv.gz (examples/ctr/README.md);
-without it census is measured alone. ``--plots`` writes an SVG file for each data set.
+Frappe is not ours to ship: ``--data`` names the folder of frappe_ctr.tsv.gz (see
+examples/ctr/README.md). Without it census is measured alone. ``--plots`` writes an SVG file
+for each data set.
 
 Usage: ``python -m bench.jobs.staleness --data FOLDER [--workers 1 16] [--rules async scale]``
 """
@@ -37,7 +38,7 @@ from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer import Client
 from bench.experiments.plot import Line, svg
-from bench.jobs.adam_steps import DIM, FACTORS, DeepFM, Floats, Ints, Log, auc, initial_rows
+from bench.jobs.adam_steps import DIM, DeepFM, Floats, Ints, Log, auc, initial_rows
 from bench.jobs.local import print_result
 from bench.programs import REPOSITORY
 
@@ -95,14 +96,20 @@ def census() -> Log:
     return Log(ids, np.char.startswith(table[:, -1], ">").astype(np.float32), rows)
 
 
+class Gradients(NamedTuple):
+    """Those of a batch: of rows by key, and of the network."""
+
+    keys: Ints
+    rows: Floats
+    network: Floats
+
+
 @dataclass
 class Worker:
     """What one worker has: a connection, and the gradients that it has not pushed yet."""
 
     client: Client
-    keys: Ints | None = None
-    row_gradients: Floats | None = None
-    network_gradient: Floats | None = None
+    held: Gradients | None = None
 
 
 class Training:
@@ -148,16 +155,14 @@ class Training:
         torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
         assert rows.grad is not None
         gradients = [one.grad.reshape(-1) for one in self.model.parameters()]
-        worker.keys, worker.row_gradients = keys, rows.grad.numpy()
-        worker.network_gradient = torch.cat(gradients).numpy()
+        worker.held = Gradients(keys, rows.grad.numpy(), torch.cat(gradients).numpy())
 
     def push(self, worker: Worker) -> None:
         """Push what a worker has, if it has something."""
-        if worker.keys is None:
-            return
-        worker.client.push("rows", worker.keys, worker.row_gradients)
-        worker.client.push_dense("network", worker.network_gradient)
-        worker.keys = None
+        held, worker.held = worker.held, None
+        if held is not None:
+            worker.client.push("rows", held.keys, held.rows)
+            worker.client.push_dense("network", held.network)
 
     def run(self, workers: int, size: int) -> None:
         """Train with workers by turns."""

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from backstay.errors import ConfigError

@@ -171,22 +171,24 @@ impl Table {
                     }
                 }
             }
-            Change::Decay { rate } => {
-                let counters = self.live.as_ref().and_then(|live| live.counters);
-                for slot in self.slots_of(keys) {
-                    self.decay(slot, rate);
-                    if let (Some(companion), Some(counters)) = (companion.as_deref_mut(), counters)
-                    {
-                        companion.decay_counters(slot, counters, rate);
-                    }
-                }
-            }
+            Change::Decay { rate } => self.decay(companion, keys, rate),
             Change::Close => {}
         }
         gone
     }
 
-    fn decay(&mut self, at: usize, rate: f32) {
+    /// Multiply the shows and clicks in the slots of the keys, also those of keys without a row.
+    fn decay(&mut self, mut companion: Option<&mut Table>, keys: &[u64], rate: f32) {
+        let counters = self.live.as_ref().and_then(|live| live.counters);
+        for slot in self.slots_of(keys) {
+            self.decay_slot(slot, rate);
+            if let (Some(companion), Some(counters)) = (companion.as_deref_mut(), counters) {
+                companion.decay_counters(slot, counters, rate);
+            }
+        }
+    }
+
+    fn decay_slot(&mut self, at: usize, rate: f32) {
         let first = self.weight_words + self.kept_words;
         let Some(live) = &self.live else { return };
         let (statistics, map) = (live.statistics, &mut self.maps[at]);
