@@ -241,17 +241,21 @@ impl Compensation {
         }
     }
 
-    /// From [`Self::code`]; `numbers` are those of a [`Delay`].
-    pub(crate) fn from_code(code: u8, [strength, decay, epsilon]: [f64; 3]) -> Option<Self> {
+    /// From [`Self::code`]; `numbers` are those of a [`Delay`]. None: there is none like that.
+    pub(crate) fn from_code(code: u8, numbers: [f64; 3]) -> Option<Self> {
+        let [strength, decay, epsilon] = numbers;
+        let mut ranges = Delay::NUMBERS.iter().map(|(_, range)| range).zip(numbers);
         match code {
             0 => Some(Self::Ignore),
             1 => Some(Self::Scale),
-            2 | 3 => Some(Self::DelayCompensated(Delay {
-                strength,
-                adaptive: code == 3,
-                decay,
-                epsilon,
-            })),
+            2 | 3 if ranges.all(|((low, high), one)| (*low..=*high).contains(&one)) => {
+                Some(Self::DelayCompensated(Delay {
+                    strength,
+                    adaptive: code == 3,
+                    decay,
+                    epsilon,
+                }))
+            }
             _ => None,
         }
     }
@@ -387,6 +391,9 @@ mod tests {
             );
         }
         assert_eq!(Compensation::from_code(4, [0.0; 3]), None);
+        for numbers in [[f64::NAN, 0.5, 1.0], [-1.0, 0.5, 1.0], [1.0, 1.5, 1.0]] {
+            assert_eq!(Compensation::from_code(2, numbers), None);
+        }
     }
 
     /// Equations 10 and 11 of the paper in float64, under plain SGD of rate 1.

@@ -38,6 +38,7 @@ fn refused(engine: &mut Engine, push: &Arc<Transaction>) -> bool {
     named && !refusal.retry_safe()
 }
 
+/// I2: a push of a stream that has expired counts nowhere again.
 #[test]
 fn what_comes_late_of_an_expired_stream_is_refused_and_nothing_counts_twice() {
     let mut engine = engine(&counter());

@@ -386,7 +386,7 @@ fn read_compensation(reader: &mut Reader<'_>, code: u8) -> Result<Compensation, 
     }
     Compensation::from_code(code, numbers).ok_or_else(|| {
         Refusal::Protocol(format!(
-            "unknown compensation {code}: use matching releases"
+            "unknown compensation {code} of numbers {numbers:?}: use matching releases"
         ))
     })
 }
