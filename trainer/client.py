@@ -688,7 +688,7 @@ def _counts(
         return NOT_TOLD
     if not table.spec.takes_counts:
         raise InvalidRequest(
-            f"table {table.name} keeps no shows and clicks: leave shows= and clicks= out, or make "
+            f"table {table.name} counts no shows and clicks: leave shows= and clicks= out, or make "
             "it with a lifetime that uses a score"
         )
     told = (

@@ -347,8 +347,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     stream_grace_s: int = setting(
         604_800,
-        "A stream of a task of which nothing is heard for this time expires; what still comes of "
-        "it is refused.",
+        "How long a server remembers a task's pushes after the last one (default: 7 days). Then it "
+        "refuses further pushes of the task. A job that pauses longer must restore a checkpoint.",
         minimum=3600,
         maximum=31_536_000,
     )
@@ -612,14 +612,15 @@ class ClientConfig(SecurityConfig):
     )
     staleness: str = setting(
         "ignore",
-        "What tables of layers and optimizers do about stale gradients, unless a layer says it: "
-        "nothing, or divide the learning rate (scale). Jobs have `mode.compensation`.",
+        "What servers do about stale gradients, in tables of layers and optimizers: ignore, or "
+        "scale (divide the learning rate by the staleness). `staleness=` of a layer goes first; a "
+        "job has `mode.compensation`.",
         choices=("ignore", "scale"),
     )
     measure_staleness: bool = setting(
         False,
-        "Whether pushes tell from where their gradients come, so that it is counted how stale "
-        "they are. Workers of jobs in mode async or bounded always do.",
+        "Measure how stale the gradients of this trainer are. Workers of jobs in mode async or "
+        "bounded always do.",
     )
 
 

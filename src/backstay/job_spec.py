@@ -109,6 +109,11 @@ class ModeSpec:
     def __post_init__(self) -> None:
         """Check the values."""
         check(self)
+        if self.compensation != "ignore" and self.kind not in ("async", "bounded"):
+            raise ConfigError(
+                f"compensation: {self.compensation} is for kind async or bounded, not {self.kind}: "
+                "remove it, or choose one of these"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,10 @@ def test_a_small_job_has_defaults_and_plain_values_stand_for_the_main_field() ->
         ({"straggler_factor": "x"}, "straggler_factor: 'x' is not a number"),
         ({"straggler_factor": float("nan")}, "straggler_factor: nan is not a finite number"),
         ({"mode": "sink"}, "mode.kind: 'sink' is not one of async, sync, bounded, geo"),
+        (
+            {"mode": {"kind": "geo", "compensation": "scale"}},
+            "mode.compensation: scale is for kind async or bounded, not geo",
+        ),
         ({"mode": {"staleness": 0}}, "mode.staleness: 0 is out of range"),
         ({"workers": {"min": 5}}, "workers.initial: 2 is not between min (5) and max"),
         ({"workers": {"env": {"A": 1}}}, "workers.env.A: 1 is not a string; put it in quotes"),

@@ -406,9 +406,10 @@ impl Engine {
                 ));
             }
             if expiry.is_some_and(|one| one.is_closed(index)) {
-                return Err(Refusal::InvalidRequest(
-                    "the stream of this push has expired here: nothing was heard of its task for longer than stream_grace_s. What was applied of it counts, the rest is not taken any more: restore a checkpoint, or let the task go".into(),
-                ));
+                let StreamId { pass, task, .. } = transaction.id.stream;
+                return Err(Refusal::InvalidRequest(format!(
+                    "the stream of task {task} of pass {pass} has expired here: none of its pushes came for stream_grace_s, so this server knows no longer which it has applied. It refuses the rest, so that nothing counts twice: restore a checkpoint (pserverctl checkpoint restore); without one the job dead-letters the task"
+                )));
             }
             let skips = match table {
                 Some(_) => stream.skips(index, transaction.id.sequence),

@@ -149,13 +149,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         let bytes = usize::try_from(header.body_bytes).map_err(|_| {
             Refusal::LimitExceeded("the frame does not fit this machine's memory".into())
         })?;
-        let mut have = 0;
+        let (mut have, mut has_waited) = (0, false);
         while have < bytes {
             // Memory follows the bytes that come, not those announced.
             let goal = bytes.min((have * 4).max(FIRST_ALLOCATION_BYTES));
             if body.len() * 8 < goal {
-                if goal > FIRST_ALLOCATION_BYTES {
+                if goal > FIRST_ALLOCATION_BYTES && !has_waited {
                     wait_for_memory(&self.memory).await;
+                    has_waited = true;
                 }
                 body.resize(goal.div_ceil(8), 0);
                 held.set(body.capacity() * 8);

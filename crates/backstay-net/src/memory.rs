@@ -31,6 +31,8 @@ const PARTS: usize = 6;
 const SPARE: u64 = 32;
 /// Rows leave this part of the limit to what does not ask first: buffers, streams, removed keys.
 const UNASKED: u64 = 64;
+/// What is promised without a look at what is needed is at most this part of what is free.
+const EASY: u64 = 32;
 /// A look at the resident memory tells what the process takes besides only if at least this much
 /// of the most that was ever counted is in use: else it is memory that rows have left behind.
 const NEARLY_MOST: (u64, u64) = (15, 16);
@@ -145,12 +147,14 @@ impl Memory {
         (above.saturating_mul(1000) / spare).min(1000)
     }
 
-    /// Promise so many bytes if memory is not short then. [`Self::give_back`] is to follow.
+    /// Promise so many bytes if they are a small part of what is free above the mark; they may be
+    /// far more than what is needed, and others must find room beside them. [`Self::give_back`] is
+    /// to follow.
     pub(crate) fn reserve_easily(&self, bytes: u64) -> bool {
-        self.reserve_below(bytes, self.mark())
+        self.reserve_if_free(bytes, bytes.saturating_mul(EASY), self.mark())
     }
 
-    /// The same up to nearly the limit. No bytes always fit.
+    /// Promise so many bytes up to nearly the limit. No bytes always fit.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         if bytes == 0 || self.limit_bytes == 0 {
             // What `give_back` gets.
@@ -158,20 +162,23 @@ impl Memory {
             return true;
         }
         let most = self.limit_bytes - self.limit_bytes / UNASKED;
-        let has_room = self.reserve_below(bytes, most);
+        let has_room = self.reserve_if_free(bytes, bytes, most);
         if !has_room {
             self.lacked.fetch_max(bytes, Ordering::AcqRel);
         }
         has_room
     }
 
-    fn reserve_below(&self, bytes: u64, most: u64) -> bool {
-        let reserved = self.reserved.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        if self.used().saturating_add(reserved) <= most {
-            return true;
-        }
-        self.give_back(bytes);
-        false
+    /// Promise `bytes` if `free` bytes are left below `most`.
+    fn reserve_if_free(&self, bytes: u64, free: u64, most: u64) -> bool {
+        let taken = self.used().saturating_add(free);
+        let more = |reserved: u64| {
+            (taken.saturating_add(reserved) <= most).then(|| reserved.saturating_add(bytes))
+        };
+        let promised = self
+            .reserved
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        promised.is_ok()
     }
 
     /// Bytes that were promised are in use by now, or not needed.
@@ -308,9 +315,11 @@ mod tests {
     #[test]
     fn nothing_is_promised_beyond_the_limit() {
         let memory = Memory::new(3_200);
-        assert!(memory.reserve_easily(3_100));
-        assert!(!memory.reserve_easily(1), "the last part is spare");
-        assert!(memory.reserve(50));
+        assert!(!memory.reserve_easily(97), "others must find room");
+        assert!(memory.reserve_easily(96));
+        memory.change(Part::Rows, 0, 2_904);
+        assert!(!memory.reserve_easily(4), "the last part is spare");
+        assert!(memory.reserve(150));
         assert_eq!(memory.take_lacked(), 0);
         assert!(!memory.reserve(7));
         assert!(!memory.reserve(1));
@@ -318,6 +327,8 @@ mod tests {
         assert!(memory.reserve(0), "what needs nothing goes on");
         memory.give_back(50);
         assert!(memory.reserve(1));
+        // A failing try takes nothing from others meanwhile.
+        assert_eq!(memory.reserved.load(Ordering::Relaxed), 197);
     }
 
     #[test]

@@ -266,7 +266,7 @@ fn rows_until_the_memory_limit() {
     let fresh = keys(1 << 40, 2000);
     raw.send(&push(6, "t", &fresh, 98, 0));
     assert!(
-        raw.expect_error(6, MEMORY_LIMIT, "add servers or raise the limit")
+        raw.expect_error(6, MEMORY_LIMIT, "add servers, raise the limit")
             .retry_safe
     );
     assert_eq!(rows(&server), before);

@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_sent(
     clicked = client.create_table(spec("clicked", Lifetime(AdmitByScore(5.0))))
     keys, ones = np.array([1, 2, 1]), np.full((3, 2), -1, np.float32)
     for table, counts, says in (
-        (plain, {"shows": np.ones(3)}, "plain keeps no shows and clicks"),
+        (plain, {"shows": np.ones(3)}, "plain counts no shows and clicks"),
         (clicked, {"shows": np.array([1, -1, 1])}, "shows have the number -1"),
         (clicked, {"clicks": np.array([1, np.nan, 1])}, "clicks have the number nan"),
         (clicked, {"clicks": np.array([1, np.inf, 1])}, "clicks have the number inf"),

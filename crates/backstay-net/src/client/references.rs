@@ -105,9 +105,9 @@ impl References {
             });
             rows.extend_from_slice(row.ok_or_else(|| {
                 ClientError::Invalid(format!(
-                    "this client has not pulled key {key} lately: a push to a table that \
-                     compensates the delay of gradients brings the weights that they were computed \
-                     with, so pull the rows first"
+                    "this client has not pulled key {key} in its last 64 pulls: a push to a table \
+                     with delay compensation sends the weights that its gradients were computed \
+                     with; pull the key again and compute its gradients anew"
                 ))
             })?);
         }

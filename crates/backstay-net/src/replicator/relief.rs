@@ -75,6 +75,8 @@ impl Replicator {
                 break;
             }
         }
+        // What backups refused meanwhile came before they had this room.
+        relieving.refused = self.state.lock().replica.counters.refused_for_room;
         if gone.evicted > 0 {
             info!(
                 evicted = gone.evicted,

@@ -100,7 +100,7 @@ impl Store {
             return Ok(());
         }
         Err(Refusal::NotReady(format!(
-            "pushes under way take {known} bytes, and may take {most} (an eighth of memory_limit_bytes)"
+            "too many pushes at once: those under way take {known} bytes, and may take {most} (1/8 of memory_limit_bytes); raise memory_limit_bytes, or send smaller pushes, if this lasts"
         )))
     }
 
@@ -163,7 +163,7 @@ impl Store {
 
     pub(super) fn no_room(&self, wanted: u64) -> Refusal {
         Refusal::MemoryLimit(format!(
-            "the new rows need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
+            "no memory for new rows: they need {wanted} bytes; {} of {} (memory_limit_bytes) are in use, and other pushes were promised some: add servers, raise the limit, or give tables a capacity",
             self.memory.used(),
             self.memory.limit_bytes()
         ))
