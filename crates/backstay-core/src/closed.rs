@@ -28,9 +28,18 @@ pub(crate) struct ClosedStreams {
     /// By job, pass, and task divided by [`TASKS`]; a task is in one group at most, and no group
     /// is without tasks or slots.
     chunks: BTreeMap<(u64, u32, u32), Vec<Group>>,
-    /// Streams of tasks, then clients' own. Each kind has its limit, so many ends of clients push
-    /// no task out.
-    turns: [ClosingOrder; 2],
+    /// By kind. Each has its limit, so many ends of one kind push none of another out.
+    turns: [ClosingOrder; KINDS],
+}
+
+/// Streams of tasks, clients' own, and those that are closed in place of a task's that has expired.
+const KINDS: usize = 3;
+
+fn kind(stream: StreamId) -> usize {
+    match stream.expired() {
+        Some(_) => 2,
+        None => usize::from(stream.is_own()),
+    }
 }
 
 /// The order in which streams of one kind were closed.
@@ -165,16 +174,13 @@ impl ClosingOrder {
 }
 
 impl ClosedStreams {
-    /// None is closed in any of so many slots. Of each slot so many tasks' streams are
-    /// remembered, and so many of clients.
-    pub(crate) fn new(slots: usize, tasks: usize, own: usize) -> Self {
+    /// None is closed in any of so many slots. Of each slot so many streams of each kind are
+    /// remembered.
+    pub(crate) fn new(slots: usize, limits: [usize; KINDS]) -> Self {
         Self {
             words: slots.div_ceil(64),
             chunks: BTreeMap::new(),
-            turns: [
-                ClosingOrder::new(slots, tasks),
-                ClosingOrder::new(slots, own),
-            ],
+            turns: limits.map(|limit| ClosingOrder::new(slots, limit)),
         }
     }
 
@@ -196,7 +202,7 @@ impl ClosedStreams {
             return;
         }
         self.mark(stream, slot);
-        let turns = &mut self.turns[usize::from(stream.is_own())];
+        let turns = &mut self.turns[kind(stream)];
         turns.push(stream, slot);
         if let Some(oldest) = turns.pop_surplus(slot) {
             self.unmark(oldest, slot);
@@ -259,23 +265,22 @@ impl ClosedStreams {
             }
             !groups.is_empty()
         });
-        for own in [false, true] {
+        for of in 0..KINDS {
             let mut order = Vec::new();
-            for &stream in streams.iter().filter(|stream| stream.is_own() == own) {
+            for &stream in streams.iter().filter(|&&stream| kind(stream) == of) {
                 if !self.is_closed(stream, slot) {
                     self.mark(stream, slot);
                     order.push(stream);
                 }
             }
-            self.turns[usize::from(own)].replace(slot, &order);
-            while let Some(oldest) = self.turns[usize::from(own)].pop_surplus(slot) {
+            self.turns[of].replace(slot, &order);
+            while let Some(oldest) = self.turns[of].pop_surplus(slot) {
                 self.unmark(oldest, slot);
             }
         }
     }
 
-    /// The streams that were closed in one slot: streams of tasks, then clients' own, each kind in
-    /// the order of closing.
+    /// The streams that were closed in one slot: kind after kind, each in the order of closing.
     pub(crate) fn of_slot(&self, slot: usize) -> impl Iterator<Item = StreamId> + '_ {
         self.turns.iter().flat_map(move |turns| turns.of_slot(slot))
     }
@@ -303,7 +308,7 @@ mod tests {
 
     const SLOTS: usize = 70;
     /// So few that nearly every close makes a slot forget one.
-    const LIMITS: [usize; 2] = [5, 3];
+    const LIMITS: [usize; KINDS] = [5, 3, 4];
 
     #[derive(Debug, Clone)]
     enum Step {
@@ -318,7 +323,14 @@ mod tests {
         // Near the ends of chunks and of the numbers, so that a slip by one is found.
         let task = prop_oneof![0..4u32, 62..67u32, (u32::MAX - 2)..=u32::MAX];
         let pass = prop_oneof![0..2u32, Just(OWN_PASS)];
-        (0..2u64, pass, task).prop_map(|(job, pass, task)| StreamId { job, pass, task })
+        (0..2u64, pass, task, any::<bool>()).prop_map(|(job, pass, task, expires)| {
+            let stream = StreamId { job, pass, task };
+            if stream.is_of_task() && expires {
+                stream.expiry()
+            } else {
+                stream
+            }
+        })
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -332,14 +344,14 @@ mod tests {
     }
 
     /// What one slot should remember: a list for each kind.
-    type Lists = [VecDeque<StreamId>; 2];
+    type Lists = [VecDeque<StreamId>; KINDS];
 
     fn close(lists: &mut Lists, stream: StreamId) {
-        let own = usize::from(stream.is_own());
-        if !lists[own].contains(&stream) {
-            lists[own].push_back(stream);
-            if lists[own].len() > LIMITS[own] {
-                lists[own].pop_front();
+        let of = kind(stream);
+        if !lists[of].contains(&stream) {
+            lists[of].push_back(stream);
+            if lists[of].len() > LIMITS[of] {
+                lists[of].pop_front();
             }
         }
     }
@@ -348,7 +360,7 @@ mod tests {
         /// The same as plain lists, one for each slot and kind, also after slots were copied.
         #[test]
         fn agrees_with_lists(steps in prop::collection::vec(step(), 1..120)) {
-            let mut closed = ClosedStreams::new(SLOTS, LIMITS[0], LIMITS[1]);
+            let mut closed = ClosedStreams::new(SLOTS, LIMITS);
             let mut model: Vec<Lists> = vec![Lists::default(); SLOTS];
             let mut all = Vec::new();
             for step in steps {
@@ -402,7 +414,7 @@ mod tests {
 
     #[test]
     fn the_tasks_of_a_pass_share_their_entries_and_slots_their_turns() {
-        let mut closed = ClosedStreams::new(16, 8_192, 8);
+        let mut closed = ClosedStreams::new(16, [8_192, 8, 8]);
         for n in 0..6_400u32 {
             // Not in the order of their numbers.
             for slot in 0..16 {
@@ -413,7 +425,7 @@ mod tests {
         assert!(closed.chunks.values().all(|groups| groups.len() == 1));
         assert_eq!(closed.turns[0].streams.len(), 6_400);
         // Copied slot by slot, they share them again.
-        let mut copy = ClosedStreams::new(16, 8_192, 8);
+        let mut copy = ClosedStreams::new(16, [8_192, 8, 8]);
         for slot in 0..16 {
             copy.replace(slot, &closed.of_slot(slot).collect::<Vec<_>>());
         }
@@ -421,8 +433,22 @@ mod tests {
     }
 
     #[test]
+    fn tasks_that_end_push_out_none_that_expired() {
+        let mut closed = ClosedStreams::new(1, [8, 8, 8]);
+        let expired = task(0).expiry();
+        closed.close(expired, 0);
+        for n in 1..100 {
+            closed.close(task(n), 0);
+        }
+        assert!(closed.is_closed(expired, 0));
+        let mut copy = ClosedStreams::new(1, [8, 8, 8]);
+        copy.replace(0, &closed.of_slot(0).collect::<Vec<_>>());
+        assert!(copy.of_slot(0).eq(closed.of_slot(0)));
+    }
+
+    #[test]
     fn clients_that_end_push_out_no_task() {
-        let mut closed = ClosedStreams::new(1, 8, 8);
+        let mut closed = ClosedStreams::new(1, [8, 8, 8]);
         closed.close(task(0), 0);
         for job in 0..100 {
             let own = StreamId {

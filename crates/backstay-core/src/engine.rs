@@ -732,6 +732,11 @@ impl Engine {
         (slot.position, slot.end())
     }
 
+    /// The highest time that a slot has seen, in seconds.
+    pub fn time(&self, slot: u32) -> u32 {
+        self.slots[self.index(slot)].time
+    }
+
     /// What is staged in a slot, in order: the first would take position + 1.
     pub fn staged(&self, slot: u32) -> impl Iterator<Item = &Staged> {
         self.slots[self.index(slot)].staged.iter()

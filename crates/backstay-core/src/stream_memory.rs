@@ -28,13 +28,18 @@ impl StreamMemory {
     pub const MAX_CLOSED: usize = 8_192;
     /// The same of clients' own streams: late copies of their pushes come within seconds.
     pub const MAX_CLOSED_OWN: usize = 1_024;
+    /// The same of streams of tasks that have expired.
+    pub const MAX_EXPIRED: usize = 8_192;
 
     /// An empty memory of so many slots.
     pub fn new(slots: usize) -> Self {
         Self {
             slots,
             windows: BTreeMap::new(),
-            closed: ClosedStreams::new(slots, Self::MAX_CLOSED, Self::MAX_CLOSED_OWN),
+            closed: ClosedStreams::new(
+                slots,
+                [Self::MAX_CLOSED, Self::MAX_CLOSED_OWN, Self::MAX_EXPIRED],
+            ),
         }
     }
 

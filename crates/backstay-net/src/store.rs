@@ -420,6 +420,13 @@ impl Store {
         self.clock.seconds()
     }
 
+    /// A time, in seconds, that is later than all that a slot has seen, also by the clock of an
+    /// earlier master that went ahead of this one.
+    pub fn seconds_in(&self, slot: u32) -> u32 {
+        let seen = self.stripes[self.stripe(slot)].read().time(slot);
+        self.seconds().max(seen.saturating_add(1))
+    }
+
     /// Count the rows that an expiry would remove from the slots of these keys; None: by the
     /// thresholds of the table.
     pub fn count_expired(

@@ -104,8 +104,8 @@ impl Replicator {
             if wanted.is_some_and(|bytes| !self.store.memory().is_short_of(bytes)) {
                 break;
             }
-            // Another master's numbers in this slot were by the same clock of the day.
-            let first = u64::from(self.store.seconds()) * 1_000_000;
+            // Above all numbers of earlier masters: their evictions have stamped the slot.
+            let first = u64::from(self.store.seconds_in(slot)) * 1_000_000;
             relieving.sequence = first.max(relieving.sequence + 1);
             let id = TransactionId {
                 stream,

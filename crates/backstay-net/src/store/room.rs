@@ -172,7 +172,10 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+    use crate::clock::WallClock;
     use backstay_core::hash::{table_id, SlotSpace};
     use backstay_core::spec::TableSpec;
     use backstay_core::stream::{StreamId, TransactionId};
@@ -221,6 +224,27 @@ mod tests {
         let refused = store.prepare(&mut push(2, 1)).unwrap_err();
         assert!(matches!(refused, Refusal::MemoryLimit(_)), "{refused:?}");
         assert_eq!(store.prepare(&mut push(1, 1)).unwrap(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_slot_is_later_than_all_that_it_has_seen() {
+        let time = Arc::new(AtomicU32::new(100));
+        let clock = Arc::clone(&time);
+        let clock = WallClock::of(move || clock.load(Ordering::Relaxed));
+        let store = Store::with_clock(SlotSpace::new(4).unwrap(), 0, clock);
+        store.set_routing(1, &[true; 4]);
+        let spec = r#"{"name":"t","kind":{"sparse":{"dim":1}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}},"lifetime":{"capacity":{"rows":1000}}}"#;
+        let spec = Arc::new(TableSpec::from_json(spec).unwrap());
+        store.create_table(&spec, 1).unwrap();
+        let mut one = push(1, 0);
+        store.prepare(&mut one).unwrap();
+        store.apply(&one).unwrap();
+        // Another master's clock is behind.
+        time.store(50, Ordering::Relaxed);
+        let slot = one.runs()[0].slot;
+        assert_eq!((store.seconds(), store.seconds_in(slot)), (50, 101));
+        time.store(200, Ordering::Relaxed);
+        assert_eq!(store.seconds_in(slot), 200);
     }
 
     #[test]
