@@ -56,19 +56,20 @@ impl Replicator {
         };
         let mut ended = 0;
         for stream in silent {
-            let slots = self.store.served_slots_with(stream);
-            if slots.is_empty() {
+            let known = self.store.served_slots_with(stream);
+            if known.is_empty() {
                 // Their masters end it.
                 continue;
             }
-            let id = TransactionId {
-                stream: if stream.is_own() {
-                    stream
-                } else {
-                    stream.expiry()
-                },
-                sequence: u64::MAX,
+            let sequence = u64::MAX;
+            let (stream, slots) = if stream.is_own() {
+                (stream, known)
+            } else {
+                // In all slots of this node, so that none of them applies a part of a late push.
+                let mark = stream.expiry();
+                (mark, self.store.served_slots_without(mark, sequence))
             };
+            let id = TransactionId { stream, sequence };
             // The answer is not used: what is refused now is tried at the next look.
             match self.push(Transaction::close(id, slots)) {
                 Ok(_) => ended += 1,
@@ -81,7 +82,7 @@ impl Replicator {
         if ended > 0 {
             info!(
                 ended,
-                "streams of clients and tasks that were not heard of have ended"
+                "closed streams of clients and tasks from which no push came for too long"
             );
         }
         ended

@@ -246,6 +246,17 @@ fn the_streams_of_tasks_that_are_gone_expire() {
         matches!(&refused, Refusal::InvalidRequest(why) if why.contains("has expired")),
         "{refused:?}"
     );
+    // Slots that knew nothing of the stream refuse a late push, too: none applies a part of it.
+    let space = SlotSpace::new(4).unwrap();
+    let elsewhere = (1..100).find(|&key| space.slot_of(key) != space.slot_of(0));
+    let id = push_of(TASK, 1).id;
+    let batch = Batch::new(&[elsewhere.unwrap()], &[-1.0]);
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let late = Transaction::new(space, id, 1, table_id("t"), change, batch).unwrap();
+    let refused = replicator.push(late).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, Refusal::InvalidRequest(_)), "{refused:?}");
     push(other, 2).unwrap();
     assert_eq!(replicator.end_silent_streams(9), 0);
     let mut rows = [0.0];
