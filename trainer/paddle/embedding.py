@@ -159,7 +159,7 @@ class Embedding(_ServerLayer):
         lifetime: When rows come and go. Default: each id gets a row with its first push, for
             good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
         staleness: What the servers do about stale gradients: "ignore", "scale" or a
-            ``DelayCompensated``. Default: the client\'s setting ``staleness``.
+            ``DelayCompensated``. Default: the client's setting ``staleness``.
 
     Raises:
         ConfigError: No connection, or an initializer that the servers do not have.
