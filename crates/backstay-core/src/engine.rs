@@ -693,7 +693,7 @@ impl Engine {
         Ok(table.growth_of_absent(&absent) + companion.growth_bytes(&absent))
     }
 
-    /// A bound of the same for these runs of a push, whatever rows there are: nobody looks.
+    /// An upper bound of [`Self::growth_bytes`] for these runs of a push. It looks at no slot.
     pub fn growth_bound(&self, table: u64, runs: &[Run]) -> Result<usize, Refusal> {
         let table = self.table(table)?;
         let more = runs.iter().map(|run| (run.end - run.start) as usize).sum();
@@ -702,7 +702,7 @@ impl Engine {
         Ok(table.growth_bound(more, runs.len()) + counters)
     }
 
-    /// The same of these runs of a push, if all their keys were new: nobody looks for them.
+    /// [`Self::growth_bytes`] of these runs of a push if all their keys were new. It looks for no key.
     pub fn most_growth_bytes(&self, table: u64, runs: &[Run]) -> Result<usize, Refusal> {
         let table = self.table(table)?;
         let counts = runs

@@ -129,8 +129,8 @@ impl RowMap {
             + Marks::bytes_for(rows).saturating_sub(self.marks.recent_bytes())
     }
 
-    /// A bound of [`Self::growth_bytes`] for maps that nobody looks at: of rows with `value_words`
-    /// words, `allocated` bytes in all, to which `more` rows come, to at most `maps` of them.
+    /// An upper bound of [`Self::growth_bytes`], summed over maps of rows with `value_words` words.
+    /// The maps have `allocated` bytes in all, and at most `maps` of them get `more` rows together.
     pub fn growth_bound(value_words: usize, allocated: usize, more: usize, maps: usize) -> usize {
         // Index, rows and lists at most double, and then have room for twice the new rows.
         let row_bytes = (KEY_WORDS + value_words) * 4;

@@ -300,7 +300,7 @@ impl Table {
         self.first_bytes() + counts.map(growth).sum::<usize>()
     }
 
-    /// The same of rows that come to at most so many slots, found without a look at any of them.
+    /// An upper bound for `more` new rows in at most so many slots. It looks at no slot.
     pub(crate) fn growth_bound(&self, more: usize, slots: usize) -> usize {
         let value_words = self.weight_words + self.state_words;
         let allocated = self.allocated_bytes();
