@@ -19,6 +19,7 @@ __all__ = [
     "SCHEDULE",
     "STATUS",
     "WORKER",
+    "files_name",
     "labels_of",
     "object_name",
     "owner_label",
@@ -70,6 +71,19 @@ def object_name(job: str) -> str:
 def status_name(job: str) -> str:
     """Return the name of the ConfigMap with a job's status, which no ``object_name`` can be."""
     return f"{object_name(job)}.status"
+
+
+def files_name(job: str, content: str) -> str:
+    """Return the name of the ConfigMap with a job's files, which no ``object_name`` can be.
+
+    Other content has another name. A node does not read an immutable ConfigMap again while it has
+    a Pod that uses one of the name, so a new job would get the files of the deleted one.
+
+    Args:
+        job: Name of the job.
+        content: What the annotation ``CONTENT`` says.
+    """
+    return f"{object_name(job)}.{content[:HASH_LENGTH]}"
 
 
 def pserver_name(job: str) -> str:

@@ -28,6 +28,7 @@ from backstay.master.kubernetes.names import (
     STATUS,
     WORKER,
     WORKER_ID,
+    files_name,
     labels_of,
     object_name,
     owner_label,
@@ -213,17 +214,17 @@ def job_objects(
     Raises:
         ConfigError: The files are too large for a ConfigMap, or the job has no section.
     """
-    name = object_name(spec.name)
     settings = {} if own is None else {SETTINGS_FILE: settings_text(own.settings)}
     carried = {JOB_FILE: spec.to_json(), **settings, **files}
     _check_files(carried)
     content = hashlib.sha256(json.dumps(carried, sort_keys=True).encode()).hexdigest()
     annotations = {JOB_NAME: spec.name, CONTENT: content, **({RUN: run} if run else {})}
+    name = files_name(spec.name, content)
     metadata = {"labels": labels_of(spec.name, MASTER), "annotations": annotations}
     config_map = {"apiVersion": "v1", "kind": "ConfigMap"}
     owned = {} if owner is None else {"ownerReferences": [owner.reference()]}
     return JobObjects(
-        _deployment(spec, {**metadata, **owned}, servers_end=own is not None, run=run),
+        _deployment(spec, {**metadata, **owned}, name, servers_end=own is not None, run=run),
         {
             **config_map,
             "metadata": {"name": name, **metadata},
@@ -231,7 +232,7 @@ def job_objects(
             "data": carried,
         },
         {**config_map, "metadata": _status_metadata(spec.name, metadata), "data": {}},
-        None if own is None else pserver_objects(spec, own.settings, own.run),
+        None if own is None else pserver_objects(spec, own.settings, own.run, name),
     )
 
 
@@ -280,6 +281,7 @@ def worker_pod(
     *,
     command: Sequence[str],
     env: Mapping[str, str],
+    files: str,
     priority_class: str,
 ) -> dict[str, Any]:
     """Return the Pod of a worker.
@@ -290,6 +292,7 @@ def worker_pod(
         owner: Of the Pod.
         command: What it runs.
         env: Its variables.
+        files: Name of the ConfigMap with the job's files.
         priority_class: Its PriorityClass; empty: none.
     """
     kubernetes = section(spec)
@@ -300,8 +303,7 @@ def worker_pod(
         WORKER,
         command=[PYTHON, *command],
         env=_variables({**threads, **env}),
-        volumes=[_job_volume(spec)],
-        mounts=[_JOB_MOUNT],
+        files=files,
     )
     template = _leaving_last_words(template)
     labels = {
@@ -339,9 +341,6 @@ def _leaving_last_words(template: Mapping[str, Any]) -> dict[str, Any]:
     return {**template, "spec": {**template["spec"], "containers": changed}}
 
 
-_JOB_MOUNT = {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}
-
-
 def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]:
     """Return the Job of one run: a Pod that makes the job's objects and looks on to the end."""
     assert spec.schedule is not None
@@ -354,8 +353,7 @@ def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]
             _field(RUN_VARIABLE, "metadata.labels['batch.kubernetes.io/job-name']"),
             _field(NAMESPACE_VARIABLE, "metadata.namespace"),
         ],
-        volumes=[{"name": "job", "configMap": {"name": schedule_name(spec.name)}}],
-        mounts=[_JOB_MOUNT],
+        files=schedule_name(spec.name),
     )
     given = template["metadata"]
     return {
@@ -389,7 +387,7 @@ def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]
 
 
 def _deployment(
-    spec: JobSpec, metadata: Mapping[str, Any], *, servers_end: bool, run: str
+    spec: JobSpec, metadata: Mapping[str, Any], files: str, *, servers_end: bool, run: str
 ) -> dict[str, Any]:
     kubernetes = section(spec)
     name = object_name(spec.name)
@@ -407,8 +405,7 @@ def _deployment(
             _field(NAMESPACE_VARIABLE, "metadata.namespace"),
             *_variables({ENDPOINT_VARIABLE: ",".join(spec.servers.endpoints)}),
         ],
-        volumes=[_job_volume(spec)],
-        mounts=[_JOB_MOUNT],
+        files=files,
     )
     priority = kubernetes.master.priority_class
     given = template["metadata"]
@@ -445,11 +442,6 @@ def _status_metadata(job: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         "name": status_name(job),
         "labels": {**metadata["labels"], STATUS: "true"},
     }
-
-
-def _job_volume(spec: JobSpec) -> dict[str, Any]:
-    """Return the volume with job file and model file."""
-    return {"name": "job", "configMap": {"name": object_name(spec.name)}}
 
 
 def _check_files(carried: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from backstay.master.kubernetes.pod_memory import (
     quantity_bytes,
     with_memory,
 )
+from backstay.master.kubernetes.pod_template import files_of
 from backstay.master.kubernetes.refusals import (
     Refusal,
     memory_allowed,
@@ -67,6 +68,7 @@ class PodLauncher:
         self._program = program
         self._api = api
         self._owner: Owner | None = None
+        self._files = ""
         kubernetes = section(program.spec)
         more_memory = MoreMemory.of(kubernetes.more_memory)
         self._pods = WorkerPods(kubernetes.worker.priority_class, more_memory)
@@ -183,6 +185,7 @@ class PodLauncher:
             )
         with self._changed:
             self._owner = Owner(name, found["metadata"]["uid"])
+            self._files = files_of(found["spec"]["template"])
         return self._owner
 
     def _list(self, owner: Owner) -> str:
@@ -269,6 +272,7 @@ class PodLauncher:
                 owner,
                 command=program.arguments(worker_id),
                 env=program.env,
+                files=self._files,
                 priority_class=priority_class,
             )
             pod = with_memory(given, memory)

@@ -12,10 +12,11 @@ from typing import Any
 from backstay.kubernetes_spec import VOLUME_KINDS, KubernetesSpec, PodSpec, amount
 from backstay.master.kubernetes.names import SCHEDULE
 
-__all__ = ["JOB_FOLDER", "SCRATCH", "merged", "pod_template", "whole_cores"]
+__all__ = ["JOB_FOLDER", "SCRATCH", "files_of", "merged", "pod_template", "whole_cores"]
 
 # Where the job file and the model file lie, read-only; and the one folder that may be written.
 JOB_FOLDER = "/backstay/job"
+JOB_VOLUME = "job"
 SCRATCH = "/tmp"
 # The image's own user may be root, and may have no number.
 USER_ID = 10001
@@ -43,8 +44,7 @@ def pod_template(
     *,
     command: Sequence[str],
     env: Sequence[Mapping[str, Any]],
-    volumes: Sequence[Mapping[str, Any]],
-    mounts: Sequence[Mapping[str, Any]],
+    files: str,
     of_role: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return ``metadata`` and ``spec`` of a role's Pods, with the user's template merged in.
@@ -54,8 +54,7 @@ def pod_template(
         role: ``MASTER``, ``WORKER``, ``PSERVER`` or ``SCHEDULE``; also the container's name.
         command: What the container runs.
         env: Its variables, as Kubernetes writes them; those of the section come on top.
-        volumes: More volumes.
-        mounts: Where the container sees them.
+        files: Name of the ConfigMap with the job's files.
         of_role: What this role has besides, as a template; the user's is merged in after it.
     """
     pod = _settings(kubernetes, role)
@@ -77,7 +76,7 @@ def pod_template(
         },
         "volumeMounts": [
             {"name": "scratch", "mountPath": SCRATCH},
-            *mounts,
+            {"name": JOB_VOLUME, "mountPath": JOB_FOLDER, "readOnly": True},
             *(_mount(number, one) for number, one in enumerate(wanted)),
         ],
         **_LOG_WITH_STATUS,
@@ -86,7 +85,7 @@ def pod_template(
         "containers": [container],
         "volumes": [
             {"name": "scratch", "emptyDir": {}},
-            *volumes,
+            {"name": JOB_VOLUME, "configMap": {"name": files}},
             *(_volume(number, one) for number, one in enumerate(wanted)),
         ],
         "imagePullSecrets": [{"name": name} for name in kubernetes.pull_secrets],
@@ -105,6 +104,16 @@ def pod_template(
         told = [{**_LOG_WITH_STATUS, **one} for one in first]
         template = {**template, "spec": {**template["spec"], "initContainers": told}}
     return template
+
+
+def files_of(template: Mapping[str, Any]) -> str:
+    """Return the name of the ConfigMap that a template of ``pod_template`` has for the job's files.
+
+    Empty: a user's template has put another volume in its place.
+    """
+    volumes = template["spec"].get("volumes", ())
+    found = (one.get("configMap") for one in volumes if one["name"] == JOB_VOLUME)
+    return str((next(found, None) or {}).get("name", ""))
 
 
 def _settings(kubernetes: KubernetesSpec, role: str) -> PodSpec:

@@ -159,13 +159,16 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return "[server]\n" + "\n".join(lines) + "\n"
 
 
-def pserver_objects(spec: JobSpec, settings: Mapping[str, Any], run: str) -> PserverObjects:
+def pserver_objects(
+    spec: JobSpec, settings: Mapping[str, Any], run: str, files: str
+) -> PserverObjects:
     """Return what the command makes for the servers.
 
     Args:
         spec: The job, with the address of each server.
         settings: As ``server_settings`` returned them.
         run: Tells the records of these servers from those of an earlier run of the job.
+        files: Name of the ConfigMap with the job's files.
     """
     name, labels = pserver_name(spec.name), labels_of(spec.name, PSERVER)
     metadata = {"name": name, "labels": labels, "annotations": {JOB_NAME: spec.name}}
@@ -194,7 +197,8 @@ def pserver_objects(spec: JobSpec, settings: Mapping[str, Any], run: str) -> Pse
             "selector": {"matchLabels": labels},
         },
     }
-    return PserverObjects(service, budget, _stateful_set(spec, settings, run, metadata, ports))
+    servers = _stateful_set(spec, run, files, metadata, ports)
+    return PserverObjects(service, budget, servers)
 
 
 def cluster_of(stateful_set: Mapping[str, Any]) -> str:
@@ -219,8 +223,8 @@ def _container_of(stateful_set: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stateful_set(
     spec: JobSpec,
-    settings: Mapping[str, Any],
     run: str,
+    files: str,
     metadata: Mapping[str, Any],
     ports: Mapping[str, int],
 ) -> dict[str, Any]:
@@ -233,8 +237,7 @@ def _stateful_set(
             *("--config", f"{JOB_FOLDER}/{SETTINGS_FILE}"),
         ],
         env=_environment(spec.name, run),
-        volumes=[{"name": "job", "configMap": {"name": object_name(spec.name)}}],
-        mounts=[{"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}],
+        files=files,
         of_role=_of_role(spec.name, labels, ports),
     )
     given, priority = template["metadata"], kubernetes.pserver.priority_class

@@ -60,6 +60,11 @@ FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 ENDPOINT_VARIABLE = ENVIRONMENT_PREFIX + "ENDPOINT"
 PADDLE_ENDPOINT_VARIABLE = "PADDLE_PSERVERS_IP_PORT_LIST"
 ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, PADDLE_ENDPOINT_VARIABLE)
+# What programs of ours tell each other, and the hooks of a job.
+OWN_VARIABLES = frozenset(
+    ENVIRONMENT_PREFIX + name
+    for name in ("BUILDER", "JOB", "JOB_REASON", "JOB_RESULT", "LAST_WORDS", "LIFELINE", "RUN")
+)
 
 log = logging.getLogger(__name__)
 
@@ -637,7 +642,7 @@ def _warn_of_unknown_variables(environment: Mapping[str, str]) -> None:
         for kind in (ServerConfig, ClientConfig)
         for item in fields(kind)
     }
-    for name in sorted(environment.keys() - known - _warned_of):
+    for name in sorted(environment.keys() - known - OWN_VARIABLES - _warned_of):
         if name.startswith(ENVIRONMENT_PREFIX):
             # Once in a process: its settings are read in several places.
             _warned_of.add(name)

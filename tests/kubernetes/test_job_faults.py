@@ -14,9 +14,11 @@ import pytest
 import yaml
 
 from backstay.master.kubernetes.objects import FILES_BYTES_MAX
+from backstay.master.kubernetes.pod_template import files_of
 from backstay.master.kubernetes.published_status import read_status
 from tests.kubernetes.backstay_image import IMAGE
 from tests.kubernetes.job_parts import change_rights
+from tests.kubernetes.namespace import is_ready, pod
 from tests.kubernetes.test_jobs import JOB, LIMIT_S, KubernetesJob, both_work, job
 
 __all__ = ["job"]
@@ -80,6 +82,21 @@ def allow_pods(job: KubernetesJob, count: int) -> None:
     job.wait_until("the quota counts", counts)
 
 
+def files_name(job: KubernetesJob) -> str:
+    """Return the name of the ConfigMap with the files of the job that is there."""
+    deployment = job.api.get("deployments", NAME)
+    assert deployment is not None
+    return files_of(deployment["spec"]["template"])
+
+
+def keep_files(job: KubernetesJob) -> None:
+    """Run a Pod that uses the files of the job that is there."""
+    files = {"name": "job", "configMap": {"name": files_name(job)}}
+    body = pod("keeper", ["sleep", "600"], container={"image": IMAGE}, volumes=[files])
+    job.namespace.run(body)
+    job.namespace.wait("keeper", is_ready)
+
+
 def test_a_missing_secret_is_told_and_the_job_begins_when_it_is_there(job: KubernetesJob) -> None:
     with training(job, "--epochs", "1", "--set", "kubernetes.secrets=[nowhere]") as followed:
         job.wait_until("the Secret is named", lambda: 'secret "nowhere" not found' in followed.said)
@@ -112,6 +129,8 @@ def test_a_worker_that_ran_out_of_memory_is_told_and_the_next_one_gets_more_if_t
     assert "ran out of memory" in done.stderr
     assert "its memory limit is 64Mi; kubernetes.worker.limits sets another" in done.stderr
     assert "may use" not in done.stderr
+    # While a Pod of the first job is there, its node does not forget what that job was.
+    keep_files(job)
     more = ("--set", "kubernetes.more_memory={factor: 10, max: 1Gi}")
     done = job.train(*limits, *more, "--set", "workers.max_relaunches=3", "--epochs", "1")
     assert done.returncode == 0, done.stderr
@@ -331,11 +350,12 @@ def test_a_config_map_above_its_limit_is_refused_with_what_to_do(job: Kubernetes
     name, words = "more.py", ("--detach", "--epochs", "1")
     (job.folder / name).write_text("", encoding="utf-8")
     assert job.train(*words).returncode == 0
-    files = job.api.get("configmaps", NAME)
+    carrier = files_name(job)
+    files = job.api.get("configmaps", carrier)
     assert files is not None
     size = sum(len(key) + len(text.encode()) for key, text in files["data"].items())
     job.api.delete("deployments", NAME)
-    job.wait_until("it is gone", lambda: job.api.get("configmaps", NAME) is None)
+    job.wait_until("it is gone", lambda: job.api.get("configmaps", carrier) is None)
     left = FILES_BYTES_MAX - size
     (job.folder / name).write_text("#" * (left + 1), encoding="utf-8")
     refused = job.train(*words)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import backstay
 from backstay.config import (
     ClientConfig,
     FoundEndpoints,
@@ -20,6 +22,11 @@ from backstay.errors import ConfigError
 from backstay.store_config import StoreMember, parse_members
 
 TOKEN = "a-secret-of-many-characters"
+SETTINGS = {
+    f"BACKSTAY_{item.name.upper()}"
+    for kind in (ServerConfig, ClientConfig)
+    for item in dataclasses.fields(kind)
+}
 THREE = "ps-0=127.0.0.1:1,ps-1=127.0.0.1:2,ps-2=127.0.0.1:3"
 ETCD = {"store": "etcd", "store_endpoints": ("h:2379",)}
 
@@ -268,6 +275,18 @@ def test_a_misspelt_variable_is_told_with_the_nearest_name(
         "environment variable BACKSTAY_SLOT_CUONT is no setting of a server or client; "
         "did you mean 'BACKSTAY_SLOT_COUNT'?"
     ]
+
+
+def test_what_our_programs_tell_each_other_is_no_misspelt_setting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    package = Path(backstay.__file__).parent
+    folders = (package, *(package / one for one in ("master", "pserver", "trainer")))
+    texts = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
+    named = set(re.findall(r'"(BACKSTAY_[A-Z_]+)"', " ".join(texts)))
+    assert {"BACKSTAY_LAST_WORDS", "BACKSTAY_JOB", "BACKSTAY_RUN"} <= named
+    ServerConfig.load(environment=dict.fromkeys(named - SETTINGS, "x"))
+    assert caplog.records == []
 
 
 def test_certificate_files_are_checked_when_they_are_read(tmp_path: Path) -> None:

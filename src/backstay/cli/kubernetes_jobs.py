@@ -42,6 +42,7 @@ from backstay.master.kubernetes.names import (
     status_name,
 )
 from backstay.master.kubernetes.objects import JOB_FILE
+from backstay.master.kubernetes.pod_template import files_of
 from backstay.master.kubernetes.pserver_objects import SETTINGS_FILE
 from backstay.master.kubernetes.published_status import PublishedStatus
 from backstay.pserver.ctl.showing import grid, print_whole
@@ -238,7 +239,9 @@ def _print_start(api: KubernetesApi, job: _Found, *, as_json: bool) -> None:
 
 def _servers_lacking(api: KubernetesApi, job: str) -> str:
     """Return how many servers of its own a job lacks to begin, for people; empty: none."""
-    files = (api.get("configmaps", object_name(job)) or {}).get("data") or {}
+    deployment = api.get("deployments", object_name(job))
+    name = "" if deployment is None else files_of(deployment["spec"]["template"])
+    files = (api.get("configmaps", name) or {}).get("data") or {} if name else {}
     if SETTINGS_FILE not in files:
         return ""
     servers = JobSpec.from_json(files[JOB_FILE]).servers

@@ -218,8 +218,9 @@ def test_a_deployment_of_another_job_is_left_alone() -> None:
 
 def test_an_object_that_belongs_to_nobody_is_not_waited_for() -> None:
     cluster = Cluster(JOB)
-    cluster.create("configmaps", {"metadata": {"name": NAME}})
-    with pytest.raises(JobRefused, match=f"a ConfigMap {NAME} is there that is of no job"):
+    name = objects_of().files["metadata"]["name"]
+    cluster.create("configmaps", {"metadata": {"name": name}})
+    with pytest.raises(JobRefused, match=f"a ConfigMap {name} is there that is of no job"):
         submit(api_of(cluster), JOB, objects_of(), lambda _: True)
 
 

@@ -32,7 +32,7 @@ from backstay.master.kubernetes.objects import (
     spec_in_pods,
     worker_pod,
 )
-from backstay.master.kubernetes.pod_template import merged, whole_cores
+from backstay.master.kubernetes.pod_template import files_of, merged, whole_cores
 
 OWNED_BY = Owner("backstay-census", "0f8fad5b-d9cb-469f-a165-70867728950e")
 # The oldest release that has all that we use, and the newest that the library knows.
@@ -55,7 +55,13 @@ def made(spec: JobSpec, files: dict[str, str] | None = None) -> JobObjects:
 
 
 def pod_of(spec: JobSpec, **more: Any) -> dict[str, Any]:
-    given = {"command": ["-m", "worker"], "env": {"A": "b"}, "priority_class": "", **more}
+    given = {
+        "command": ["-m", "worker"],
+        "env": {"A": "b"},
+        "files": "f",
+        "priority_class": "",
+        **more,
+    }
     return worker_pod(spec, "w-3", OWNED_BY, **given)
 
 
@@ -75,6 +81,18 @@ def test_names_that_look_alike_are_told_apart() -> None:
     names = [object_name(one) for one in ("census", "Census", "a_b", "a.b", "a-b", "a--b")]
     assert len(set(names)) == len(names)
     assert names[0] == "backstay-census"
+
+
+def test_a_job_with_other_files_reads_them_from_an_object_of_another_name() -> None:
+    # A node shows new Pods the old content of an immutable ConfigMap that old ones still use.
+    one, same, other = (made(job(), {"model.py": text}) for text in ("# a", "# a", "# b"))
+    assert one.files["immutable"]
+    names = [objects.files["metadata"]["name"] for objects in (one, same, other)]
+    assert names[0] == names[1] != names[2]
+    for objects, name in zip((one, same, other), names, strict=True):
+        assert files_of(objects.deployment["spec"]["template"]) == name
+        assert files_of(pod_of(job(), files=name)) == name
+    assert not re.fullmatch(r"[a-z0-9-]+", names[0])
 
 
 def test_the_status_of_a_job_has_a_name_that_no_job_has() -> None:

@@ -78,7 +78,7 @@ class Api:
         self.deleted: queue.Queue[str] = queue.Queue()
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
-        return {"metadata": {"uid": "0f8fa"}}
+        return {"metadata": {"uid": "0f8fa"}, "spec": {"template": {"spec": {}}}}
 
     def list_objects(self, kind: str, selector: str) -> ObjectList:
         return next(self._lists)
