@@ -23,6 +23,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from backstay.pserver.free_ports import free_ports
+from tests.processes import takes_connections
 from tests.waiting import wait_until
 
 __all__ = ["KafkaBroker", "require_kafka"]
@@ -145,7 +146,8 @@ class KafkaBroker:
     ) -> None:
         """Make a topic, and wait until it is there."""
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
-        self._admin().create_topics([topic])[name].result(CALL_S)
+        admin = self._admin()
+        admin.create_topics([topic])[name].result(CALL_S)
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
         """Write messages, and wait until the broker has them all."""
@@ -166,7 +168,8 @@ class KafkaBroker:
     def drop_before(self, topic: str, partition: int, offset: int) -> None:
         """Have a topic drop the messages below an offset, as retention does."""
         parts = [TopicPartition(topic, partition, offset)]
-        for done in self._admin().delete_records(parts).values():
+        admin = self._admin()
+        for done in admin.delete_records(parts).values():
             done.result(CALL_S)
 
     def _admin(self) -> AdminClient:
@@ -175,6 +178,8 @@ class KafkaBroker:
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self._folder / "broker.log").read_text()[-2000:]
+        if not takes_connections(int(self.address.rpartition(":")[2])):
+            return False
         try:
             return bool(self._admin().list_topics(timeout=1).brokers)
         except KafkaException:
