@@ -225,7 +225,7 @@ def _long(kind: type, value: Any) -> Any:
 def _make_absolute(document: dict[str, Any], folder: Path) -> None:
     """Make the relative paths of a document absolute, as far as it is well formed.
 
-    Tables and queries of ``sql`` are left alone; but for variables, so is what a
+    Tables and queries of ``sql`` and topics are left alone; but for variables, so is what a
     custom reader takes.
 
     Raises:
@@ -241,7 +241,7 @@ def _make_absolute(document: dict[str, Any], folder: Path) -> None:
         data = document.get(name)
         if not isinstance(data, dict):
             document |= {name: _absolute(name, data, folder)} if data is not None else {}
-        elif "paths" in data and data.get("kind") != "sql":
+        elif "paths" in data and data.get("kind") not in ("kafka", "sql"):
             home = None if data.get("kind") == "custom" else folder
             data["paths"] = _absolute(f"{name}.paths", data["paths"], home)
 

@@ -40,7 +40,10 @@ __all__ = [
     "WorkersSpec",
 ]
 
-DATA_KINDS = ("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl", "sql", "custom")
+DATA_KINDS = (
+    *("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl"),
+    *("sql", "kafka", "custom"),
+)
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
@@ -67,7 +70,7 @@ class DataSpec:
 
     kind: str = setting("auto", "auto goes by the first file's ending.", choices=DATA_KINDS)
     paths: tuple[str, ...] = setting(
-        (), "Files, folders, patterns or URLs; for sql, tables or queries."
+        (), "Files, folders, patterns or URLs; for sql, tables or queries; for kafka, topics."
     )
     options: Mapping[str, Any] = setting(dict, "Options of this kind's reader.")
 

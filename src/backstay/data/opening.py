@@ -32,12 +32,12 @@ _SUFFIXES = {
 
 
 def files_of(data: DataSpec) -> FileSet | None:
-    """Return the files that data is in; None: it is in tables, or behind a reader of the user's.
+    """Return the files that data is in; None: it is in tables or topics, or the user reads it.
 
     Raises:
         ConfigError: ``options.storage`` is no mapping.
     """
-    if data.kind in ("custom", "sql"):
+    if data.kind in ("custom", "kafka", "sql"):
         return None
     storage = data.options.get("storage", {})
     if not isinstance(storage, dict):
@@ -65,6 +65,10 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
         from backstay.data.sql import SqlReader
 
         return SqlReader(data.paths, options)
+    if data.kind == "kafka":
+        from backstay.data.kafka import KafkaReader
+
+        return KafkaReader(data.paths, options)
     files = files_of(data)
     assert files is not None
     kind = kind_of(files) if data.kind == "auto" else data.kind

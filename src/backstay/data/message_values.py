@@ -1,0 +1,114 @@
+"""Values of messages to records: JSON objects, lines of CSV, or bytes as they are.
+
+Pure. Imports the errors and the readers' helpers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backstay.data.batch import Record
+from backstay.data.options import text_tuple
+from backstay.data.typed_text import TYPES, column_of
+from backstay.errors import ConfigError
+
+__all__ = ["FORMATS", "ValueFormat"]
+
+FORMATS = ("json", "csv", "bytes")
+
+
+@dataclass(frozen=True)
+class ValueFormat:
+    """How a message's value is a record.
+
+    Attributes:
+        kind: One of ``FORMATS``.
+        names: Columns: what a JSON object must have; the fields of a line of CSV, in order.
+        types: Types of columns of CSV that are no text.
+        delimiter: Between the fields of a line.
+    """
+
+    kind: str = "json"
+    names: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
+    delimiter: str = ","
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ValueFormat:
+        """Read a reader's options.
+
+        Raises:
+            ConfigError: One is wrong, or is for another format.
+        """
+        kind = options.get("values", "json")
+        if kind not in FORMATS:
+            raise ConfigError(f"options.values: is {kind!r}; allowed: {', '.join(FORMATS)}")
+        names = text_tuple("columns", options["columns"]) if "columns" in options else ()
+        types, delimiter = dict(options.get("types", {})), options.get("delimiter", ",")
+        if kind != "csv" and (types or "delimiter" in options):
+            raise ConfigError("options: types and delimiter are for values: csv")
+        if kind == "csv" and not names:
+            raise ConfigError("options.columns: is missing; name the fields of a line in order")
+        if kind == "bytes" and names:
+            raise ConfigError("options.columns: values: bytes have none; leave it out")
+        for name, one in types.items():
+            if name not in names or one not in TYPES:
+                raise ConfigError(
+                    f"options.types: {name}: {one!r}; a column with one of {', '.join(TYPES)} is "
+                    "expected"
+                )
+        if len(delimiter) != 1:
+            raise ConfigError(f"options.delimiter: is {delimiter!r}; one character is expected")
+        return cls(kind, names, types, delimiter)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of a record; None: only a record tells."""
+        return None if self.kind == "json" and not self.names else self.names
+
+    def decode(self, value: bytes | None) -> tuple[Record, str]:
+        """Return the record in a value, and what is wrong; empty: nothing."""
+        if value is None:
+            return None, "the message has no value"
+        if self.kind == "bytes":
+            return value, ""
+        try:
+            text = value.decode()
+        except UnicodeDecodeError as error:
+            return None, f"not UTF-8: {error.reason} at byte {error.start}"
+        return self._object(text) if self.kind == "json" else self._line(text)
+
+    def _object(self, text: str) -> tuple[Record, str]:
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            return None, f"not JSON: {error.msg} at character {error.pos}"
+        except RecursionError:
+            return None, "JSON that is nested too deeply"
+        except ValueError as error:
+            # A number of thousands of digits, say.
+            return None, f"JSON that Python does not take: {error}"
+        if not isinstance(record, dict):
+            return None, f"a JSON {type(record).__name__}, not an object"
+        missing = [name for name in self.names if name not in record]
+        return (None, f"has no {missing}") if missing else (record, "")
+
+    def _line(self, text: str) -> tuple[Record, str]:
+        try:
+            rows = list(csv.reader([text], delimiter=self.delimiter, strict=True))
+        except csv.Error as error:
+            return None, f"not CSV: {error}"
+        values = rows[0] if rows else []
+        if len(values) != len(self.names):
+            return None, f"{len(values)} fields; {len(self.names)} are expected"
+        record: dict[str, Any] = dict(zip(self.names, values, strict=True))
+        for name, kind in self.types.items():
+            column, wrong = column_of([record[name]], kind)
+            if wrong:
+                return None, f"{name}: {wrong[0]}"
+            record[name] = column[0]
+        return record, ""
