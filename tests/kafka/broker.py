@@ -20,7 +20,8 @@ from types import TracebackType
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from backstay.pserver.free_ports import free_ports
 from tests.processes import takes_connections
