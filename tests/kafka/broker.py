@@ -17,6 +17,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -147,13 +148,19 @@ class KafkaBroker:
     ) -> None:
         """Make a topic, and wait until it is there."""
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
+        # The client must live until the answer is there.
         admin = self._admin()
         admin.create_topics([topic])[name].result(CALL_S)
+        # The broker hears of it from its controller.
+        wait_until(lambda: _is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
         """Write messages, and wait until the broker has them all."""
         if self._producer is None:
-            self._producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5})
+            # Otherwise a batch that is sent again may come behind a later one.
+            self._producer = Producer(
+                {"bootstrap.servers": self.address, "linger.ms": 5, "enable.idempotence": True}
+            )
         failed: list[object] = []
         for value in values:
             self._producer.produce(
@@ -189,3 +196,8 @@ class KafkaBroker:
     def _java(self, main: str, *words: str, heap: str = "-Xmx128m") -> list[str]:
         classes = f"{self._jars}/*"
         return ["java", heap, "-cp", classes, main, *words, str(self._properties)]
+
+
+def _is_led(topic: Any) -> bool:
+    """Return whether a broker leads each partition of a topic, as its metadata tell."""
+    return topic.error is None and all(one.leader >= 0 for one in topic.partitions.values())

@@ -134,7 +134,7 @@ def test_values_are_csv_or_bytes_if_the_job_says_so(broker: KafkaBroker, topic: 
 def test_reading_begins_and_ends_where_the_job_says(broker: KafkaBroker) -> None:
     topic = f"topic-{next(_numbers)}"
     broker.create_topic(topic)
-    producer = Producer({"bootstrap.servers": broker.address})
+    producer = Producer({"bootstrap.servers": broker.address, "enable.idempotence": True})
     for second in range(5):
         producer.produce(
             topic, objects(second)[0], partition=0, timestamp=1_700_000_000_000 + 1000 * second
