@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
@@ -132,16 +131,6 @@ class KafkaBroker:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def pause(self) -> None:
-        """Stop its clock (SIGSTOP)."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None

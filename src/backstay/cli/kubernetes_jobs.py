@@ -241,7 +241,8 @@ def _servers_lacking(api: KubernetesApi, job: str) -> str:
     """Return how many servers of its own a job lacks to begin, for people; empty: none."""
     deployment = api.get("deployments", object_name(job))
     name = "" if deployment is None else files_of(deployment["spec"]["template"])
-    files = (api.get("configmaps", name) or {}).get("data") or {} if name else {}
+    found = api.get("configmaps", name) if name else None
+    files = (found or {}).get("data") or {}
     if SETTINGS_FILE not in files:
         return ""
     servers = JobSpec.from_json(files[JOB_FILE]).servers

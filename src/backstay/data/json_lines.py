@@ -5,7 +5,6 @@ What it costs is said in ``backstay.data.delimited``. Imports the readers' text 
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from backstay.data.base import BadRecords, Metadata, Shard
 from backstay.data.batch import Record
 from backstay.data.files import DataFile, FileSet
+from backstay.data.json_objects import json_object
 from backstay.data.options import check_options, text_tuple
 from backstay.data.splitting import Piece
 from backstay.data.streams import after_byte_order_mark
@@ -72,31 +72,13 @@ class JsonLinesReader:
 
     def _records(self, name: str, piece: Piece, bad: BadRecords) -> Iterator[Record]:
         for number, line in enumerate(piece.texts()):
-            reason = piece.bad.get(number)
-            if reason is None:
-                try:
-                    record = json.loads(line.decode())
-                except UnicodeDecodeError as error:
-                    reason = f"not UTF-8: {error.reason} at byte {error.start} of the record"
-                except json.JSONDecodeError as error:
-                    reason = f"not JSON: {error.msg} at character {error.pos} of the record"
-                except RecursionError:
-                    reason = "JSON that is nested too deeply"
-                except ValueError as error:
-                    # A number of thousands of digits, say.
-                    reason = f"JSON that Python does not take: {error}"
-                else:
-                    reason = self._misfit(record)
-                    if reason is None:
-                        yield record
-            if reason is not None:
+            reason = piece.bad.get(number, "")
+            if not reason:
+                record, reason = json_object(line, self._columns)
+            if reason:
                 bad.add(name, piece.offset_of(number), reason)
-
-    def _misfit(self, record: Any) -> str | None:
-        if not isinstance(record, dict):
-            return f"a JSON {type(record).__name__}, not an object"
-        missing = [name for name in self._columns if name not in record]
-        return f"has no {missing}" if missing else None
+            else:
+                yield record
 
     def _text(self, file: DataFile) -> TextFile:
         known = self._texts.known(file)

@@ -42,19 +42,6 @@ _OPTIONS: Mapping[str, type] = {
     "settings_file": str,
     "timeout_s": int,
 }
-# What this reader decides; another value would lose records, or count them twice.
-_OURS = frozenset(
-    (
-        "bootstrap.servers",
-        "group.id",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "auto.offset.reset",
-        "enable.partition.eof",
-        "logger",
-        "error_cb",
-    )
-)
 TIMEOUT_S = 60
 # Messages that are taken from the client at once, and consumers that wait for the next range.
 MESSAGES_MAX = 1000
@@ -103,6 +90,7 @@ class KafkaReader:
 
     Raises:
         ConfigError: An option is unknown, wrong or missing, or confluent-kafka is not installed.
+            The client looks at its settings when something is read.
     """
 
     def __init__(self, topics: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -214,9 +202,7 @@ class KafkaReader:
         with self._errors(topic, consumer):
             known = consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
         if known.error is not None:
-            raise DataUnavailable(
-                f"topic {topic}: {known.error.str()} (brokers {self._trouble.brokers})"
-            )
+            raise self._trouble.error(f"topic {topic}", known.error.str())
         return [(topic, number) for number in sorted(known.partitions)]
 
     def _offsets(
@@ -252,8 +238,13 @@ class KafkaReader:
         try:
             consumer = self._idle.get_nowait()
         except queue.Empty:
-            with self._errors("the client"):
+            try:
                 consumer = self._kafka.Consumer(self._config)
+            except (self._kafka.KafkaException, TypeError, ValueError) as error:
+                why = error.args[0]
+                raise ConfigError(
+                    f"options.settings: {why.str() if hasattr(why, 'str') else why}"
+                ) from error
         try:
             yield consumer
             consumer.unassign()
@@ -266,15 +257,14 @@ class KafkaReader:
             raise
 
     @contextmanager
-    def _errors(self, what: str, consumer: Any = None) -> Iterator[None]:
+    def _errors(self, what: str, consumer: Any) -> Iterator[None]:
         """Have the client's errors be ours."""
         try:
             yield
         except self._kafka.KafkaException as error:
             with suppress(self._kafka.KafkaException):
-                if consumer is not None:
-                    # Only now does it tell what it has logged.
-                    consumer.poll(0)
+                # Only now does it tell what it has logged.
+                consumer.poll(0)
             raise self._trouble.error(what, error.args[0].str()) from error
 
 
@@ -282,7 +272,7 @@ class _Trouble:
     """What the client has told last of its brokers: a call that fails says only that it did."""
 
     def __init__(self, brokers: str) -> None:
-        self.brokers = brokers
+        self._brokers = brokers
         self._told = ""
 
     def log(self, level: int, text: str, *words: str) -> None:
@@ -294,7 +284,7 @@ class _Trouble:
     def error(self, what: str, why: str) -> DataUnavailable:
         """Return the error of a call."""
         told = f"; the last that was heard: {self._told}" if self._told else ""
-        return DataUnavailable(f"{what}: {why} (brokers {self.brokers}{told})")
+        return DataUnavailable(f"{what}: {why} (brokers {self._brokers}{told})")
 
 
 class _Bound(NamedTuple):
@@ -358,11 +348,8 @@ def _client_config(
     given = dict(options.get("settings", {}))
     if path := options.get("settings_file", ""):
         given = {**_settings_of(Path(path)), **given}
-    for name in given:
-        if name in _OURS:
-            raise ConfigError(f"options.settings: {name} cannot be set; backstay decides it")
-    return {
-        **given,
+    # Another value would lose records, or count them twice.
+    ours = {
         "bootstrap.servers": ",".join(brokers),
         # The client wants one. No offset is ever committed under it.
         "group.id": given.get("client.id", "backstay"),
@@ -372,6 +359,10 @@ def _client_config(
         "enable.partition.eof": True,
         "logger": trouble,
     }
+    for name in given:
+        if name in ours:
+            raise ConfigError(f"options.settings: {name} cannot be set; backstay decides it")
+    return {**given, **ours}
 
 
 def _settings_of(path: Path) -> dict[str, str]:

@@ -6,12 +6,12 @@ Pure. Imports the errors and the readers' helpers.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from backstay.data.batch import Record
+from backstay.data.json_objects import json_object
 from backstay.data.options import text_tuple
 from backstay.data.typed_text import TYPES, column_of
 from backstay.errors import ConfigError
@@ -76,30 +76,13 @@ class ValueFormat:
             return None, "the message has no value"
         if self.kind == "bytes":
             return value, ""
+        return json_object(value, self.names) if self.kind == "json" else self._line(value)
+
+    def _line(self, value: bytes) -> tuple[Record, str]:
         try:
-            text = value.decode()
+            rows = list(csv.reader([value.decode()], delimiter=self.delimiter, strict=True))
         except UnicodeDecodeError as error:
-            return None, f"not UTF-8: {error.reason} at byte {error.start}"
-        return self._object(text) if self.kind == "json" else self._line(text)
-
-    def _object(self, text: str) -> tuple[Record, str]:
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            return None, f"not JSON: {error.msg} at character {error.pos}"
-        except RecursionError:
-            return None, "JSON that is nested too deeply"
-        except ValueError as error:
-            # A number of thousands of digits, say.
-            return None, f"JSON that Python does not take: {error}"
-        if not isinstance(record, dict):
-            return None, f"a JSON {type(record).__name__}, not an object"
-        missing = [name for name in self.names if name not in record]
-        return (None, f"has no {missing}") if missing else (record, "")
-
-    def _line(self, text: str) -> tuple[Record, str]:
-        try:
-            rows = list(csv.reader([text], delimiter=self.delimiter, strict=True))
+            return None, f"not UTF-8: {error.reason} at byte {error.start} of the record"
         except csv.Error as error:
             return None, f"not CSV: {error}"
         values = rows[0] if rows else []

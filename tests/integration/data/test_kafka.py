@@ -181,6 +181,13 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], says: str) 
         reader_of("t", kind="kafka")
 
 
+@pytest.mark.parametrize("settings", [{"sasl.usernme": "a"}, {"fetch.min.bytes": "many"}])
+def test_a_setting_that_the_client_does_not_take_is_named(settings: dict[str, str]) -> None:
+    found = reader_of("t", kind="kafka", brokers=["127.0.0.1:1"], settings=settings)
+    with pytest.raises(ConfigError, match=rf"options.settings: .*{next(iter(settings))}"):
+        list(found.shards())
+
+
 def test_settings_of_the_client_come_from_a_file_too(broker: KafkaBroker, tmp_path: Path) -> None:
     secrets = tmp_path / "client.properties"
     secrets.write_text("# of the tests\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanisms=PLAIN\n")
