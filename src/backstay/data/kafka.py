@@ -303,9 +303,6 @@ class _Bound(NamedTuple):
         """
         if value in ("earliest", "latest"):
             return cls(word=value)
-        if isinstance(value, datetime):
-            # YAML makes a time of what looks like one.
-            value = value.isoformat()
         if isinstance(value, str):
             try:
                 time_of = datetime.fromisoformat(value.replace("Z", "+00:00"))
