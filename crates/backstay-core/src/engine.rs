@@ -678,6 +678,15 @@ impl Engine {
         (table.allocated_bytes(), counters)
     }
 
+    /// Bytes that a table with a capacity can give up in a slot at most, while memory is short.
+    pub fn evictable_bytes(&self, table: u64, slot: u32) -> usize {
+        let Some(table) = self.tables.get(&table) else {
+            return 0;
+        };
+        let companion = table.companion().and_then(|id| self.tables.get(&id));
+        table.evictable_bytes(slot, companion)
+    }
+
     /// Bytes that a push of `keys`, sorted by slot, may add at most: rows, and counters of keys
     /// without one.
     pub fn growth_bytes(&self, table: u64, keys: &[u64]) -> Result<usize, Refusal> {

@@ -145,6 +145,20 @@ impl RowMap {
             + self.removed.allocated_bytes()
     }
 
+    /// Bytes that go, at most, if all rows but so many are removed and the index [shrinks](Self::shrink).
+    pub fn bytes_above(&self, rows: usize) -> usize {
+        if self.rows <= rows {
+            return 0;
+        }
+        // A chunk goes when its last row does; the first ones keep the room that they have.
+        let chunks = self
+            .chunks
+            .iter()
+            .skip(rows.div_ceil(1 << self.chunk_shift));
+        let slab: usize = chunks.map(Vec::capacity).sum();
+        (slab + self.index.len()).saturating_sub(MIN_INDEX) * 4
+    }
+
     /// Words allocated for rows.
     fn slab_words(&self) -> usize {
         let full = self.chunks.len().saturating_sub(1) << self.chunk_shift;
@@ -648,6 +662,31 @@ mod tests {
             }
         }
         assert_eq!(map.len(), 200);
+    }
+
+    proptest! {
+        /// What is announced is not exceeded, and little is announced that stays.
+        #[test]
+        fn removing_rows_gives_back_no_more_than_announced(
+            first in 1usize..3000,
+            left in 0usize..100,
+            width in 1usize..200,
+        ) {
+            let mut map = RowMap::new(width);
+            for key in 0..first as u64 {
+                map.insert(key, mix64(key));
+            }
+            let allocated = |map: &RowMap| (map.slab_words() + map.index.len()) * 4;
+            let (before, announced) = (allocated(&map), map.bytes_above(left));
+            for key in left as u64..first as u64 {
+                prop_assert!(map.remove(key, mix64(key)));
+            }
+            map.shrink();
+            let gone = before - allocated(&map);
+            prop_assert!(gone <= announced, "{} of {}", gone, announced);
+            let index = (left * 32).next_power_of_two().max(MIN_INDEX) * 4;
+            prop_assert!(announced <= gone + index, "{} of {}", gone, announced);
+        }
     }
 
     #[test]

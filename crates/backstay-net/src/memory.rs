@@ -45,7 +45,7 @@ pub struct Memory {
     parts: [AtomicU64; PARTS],
     /// Promised to pushes under way.
     reserved: AtomicU64,
-    /// The most that could not be promised since somebody asked.
+    /// The most that pushes lacked since somebody asked.
     lacked: AtomicU64,
     process: AtomicU64,
     /// The most that was counted at a look at the resident memory, since it was trimmed.
@@ -132,7 +132,12 @@ impl Memory {
         self.limit_bytes > 0 && self.used().saturating_add(wanted) > self.mark()
     }
 
-    /// The most bytes that could not be promised since the last such call; 0: all could.
+    /// A push waits for so many bytes, which could not be promised: tables are to give up rows for it.
+    pub(crate) fn note_lacked(&self, bytes: u64) {
+        self.lacked.fetch_max(bytes, Ordering::AcqRel);
+    }
+
+    /// The most bytes that were noted since the last such call.
     pub(crate) fn take_lacked(&self) -> u64 {
         self.lacked.swap(0, Ordering::AcqRel)
     }
@@ -161,12 +166,21 @@ impl Memory {
             self.reserved.fetch_add(bytes, Ordering::AcqRel);
             return true;
         }
-        let most = self.limit_bytes - self.limit_bytes / UNASKED;
-        let has_room = self.reserve_if_free(bytes, bytes, most);
-        if !has_room {
-            self.lacked.fetch_max(bytes, Ordering::AcqRel);
-        }
-        has_room
+        self.reserve_if_free(bytes, bytes, self.most_promised())
+    }
+
+    /// Up to here bytes are promised.
+    fn most_promised(&self) -> u64 {
+        self.limit_bytes - self.limit_bytes / UNASKED
+    }
+
+    /// Bytes that must go before so many can be promised, even when all that goes by itself has gone.
+    pub(crate) fn lasting_lack(&self, bytes: u64) -> u64 {
+        let passing = [Part::Transactions, Part::Copies, Part::Buffers];
+        let passing: u64 = passing.into_iter().map(|part| self.of(part)).sum();
+        let lasting = self.used().saturating_sub(passing);
+        let wanted = lasting.saturating_add(bytes);
+        wanted.saturating_sub(self.most_promised())
     }
 
     /// Promise `bytes` if `free` bytes are left below `most`.
@@ -321,14 +335,28 @@ mod tests {
         assert!(!memory.reserve_easily(4), "the last part is spare");
         assert!(memory.reserve(150));
         assert_eq!(memory.take_lacked(), 0);
-        assert!(!memory.reserve(7));
-        assert!(!memory.reserve(1));
+        for lacking in [7, 1] {
+            assert!(!memory.reserve(lacking));
+            memory.note_lacked(lacking);
+        }
         assert_eq!((memory.take_lacked(), memory.take_lacked()), (7, 0));
         assert!(memory.reserve(0), "what needs nothing goes on");
         memory.give_back(50);
         assert!(memory.reserve(1));
         // A failing try takes nothing from others meanwhile.
         assert_eq!(memory.reserved.load(Ordering::Relaxed), 197);
+    }
+
+    #[test]
+    fn what_goes_by_itself_is_no_lasting_lack() {
+        let memory = Memory::new(6_400);
+        memory.change(Part::Rows, 0, 3_000);
+        memory.change(Part::Buffers, 0, 2_000);
+        memory.change(Part::Transactions, 0, 1_000);
+        assert!(!memory.reserve(1_000));
+        assert_eq!(memory.lasting_lack(3_300), 0);
+        assert_eq!(memory.lasting_lack(3_310), 10);
+        assert_eq!(memory.lasting_lack(u64::MAX), u64::MAX - 6_300);
     }
 
     #[test]

@@ -32,8 +32,9 @@ use parking_lot::RwLock;
 
 use crate::clock::WallClock;
 use crate::memory::{Memory, Part};
-use relief::Relief;
 pub(crate) use relief::ShortOf;
+use relief::{Giving, Relief};
+use room::NoRoom;
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
@@ -245,7 +246,7 @@ impl Store {
         observed::check_change(&spec, transaction.change)?;
         self.check_under_way(transaction)?;
         self.shrink_share(transaction);
-        let room = self.reserve(transaction, transaction.runs());
+        let room = self.reserve(transaction, transaction.runs(), Giving::Served);
         let room = room.map_err(|refusal| self.after_relief(refusal, ShortOf::Here))?;
         let pause = room.pause();
         transaction.attach(room);
@@ -260,8 +261,9 @@ impl Store {
     /// Reserve room for these runs of another node's push, if there is any. Otherwise
     /// [`Rows::check`] refuses the push.
     pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run]) {
-        if let Ok(room) = self.reserve(transaction, runs) {
-            transaction.attach(room);
+        match self.reserve(transaction, runs, Giving::Held) {
+            Ok(room) => transaction.attach(room),
+            Err(refusal) => transaction.attach(NoRoom(refusal)),
         }
     }
 

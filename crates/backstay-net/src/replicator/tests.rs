@@ -341,7 +341,7 @@ fn told(replicator: &Replicator, message: Message) -> Message {
     answers.pop().unwrap()
 }
 
-/// Node 7 pushes a row of slot 0, and these of slot 1, as its push number `lsn`.
+/// Node 7 pushes a row of slot 0, and these behind it, as its push number `lsn`.
 fn prepared(replicator: &Replicator, lsn: u64, behind: impl Iterator<Item = u64>) -> Message {
     let keys: Vec<u64> = keys_of(0).take(1).chain(behind).collect();
     let batch = Batch::new(&keys, &vec![1.0; keys.len() * 16]);
@@ -496,6 +496,12 @@ fn master_of_small_backup() -> Arc<Replicator> {
 
 /// Answer everything as the backup; one without room refuses what may create rows.
 fn answer(replicator: &Replicator, is_full: bool) {
+    let full = || Refusal::MemoryLimit("full".into());
+    answer_with(replicator, is_full.then(full).as_ref());
+}
+
+/// The same; what may create rows is refused so.
+fn answer_with(replicator: &Replicator, refusal: Option<&Refusal>) {
     let mut messages = replicator
         .take_outgoing(2, Way::Heartbeats, TO_BACKUP)
         .unwrap();
@@ -505,17 +511,20 @@ fn answer(replicator: &Replicator, is_full: bool) {
             .unwrap(),
     );
     for message in messages {
-        let said = match message {
-            Message::Heartbeat { sent_at, version } => Message::ReadLease { sent_at, version },
-            Message::Prepare {
+        let said = match (message, refusal) {
+            (Message::Heartbeat { sent_at, version }, _) => Message::ReadLease { sent_at, version },
+            (
+                Message::Prepare {
+                    number,
+                    transaction,
+                    ..
+                },
+                Some(refusal),
+            ) if transaction.change.creates() => Message::Refused {
                 number,
-                transaction,
-                ..
-            } if is_full && transaction.change.creates() => Message::Refused {
-                number,
-                reason: Refuse::Rows(Refusal::MemoryLimit("full".into())),
+                reason: Refuse::Rows(refusal.clone()),
             },
-            Message::Prepare { number, .. } | Message::Recover { number, .. } => {
+            (Message::Prepare { number, .. } | Message::Recover { number, .. }, _) => {
                 Message::Accepted { number }
             }
             _ => continue,
@@ -526,6 +535,13 @@ fn answer(replicator: &Replicator, is_full: bool) {
 
 /// Push new rows; the outcome once the backup has answered, and the share that went with it.
 fn pushed(replicator: &Arc<Replicator>, sequence: u64, is_full: bool) -> (Outcome, u32) {
+    let (mut outcome, share) = begin_push(replicator, sequence);
+    answer(replicator, is_full);
+    (outcome.try_recv().unwrap(), share)
+}
+
+/// Push new rows: what the outcome comes by, and the share that went with it.
+fn begin_push(replicator: &Arc<Replicator>, sequence: u64) -> (oneshot::Receiver<Outcome>, u32) {
     let space = replicator.store().space();
     let mut keys: Vec<u64> = (sequence * 400..sequence * 400 + 400).collect();
     keys.sort_by_key(|&key| space.slot_of(key));
@@ -537,11 +553,10 @@ fn pushed(replicator: &Arc<Replicator>, sequence: u64, is_full: bool) -> (Outcom
     let mut made = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
     replicator.store().prepare(&mut made).unwrap();
     let share = made.stamp.share;
-    let Answer::Later(mut outcome) = replicator.push(made).unwrap().0 else {
+    let Answer::Later(outcome) = replicator.push(made).unwrap().0 else {
         panic!("there is a backup to wait for");
     };
-    answer(replicator, is_full);
-    (outcome.try_recv().unwrap(), share)
+    (outcome, share)
 }
 
 /// A backup that has less memory is full first. Its master lets the table give up rows then, and
@@ -574,4 +589,95 @@ fn a_full_backup_lets_its_master_evict() {
     let (outcome, _) = pushed(&replicator, 3, false);
     assert!(outcome.unwrap().gone.evicted > 0);
     assert!(rows() <= 4 * u64::from(share));
+}
+
+/// A backup that can never take a push says so: then its master evicts nothing for it, and tells the
+/// client at once.
+#[test]
+fn no_row_goes_for_a_push_that_a_backup_can_never_take() {
+    let replicator = master_of_small_backup();
+    pushed(&replicator, 0, false).0.unwrap();
+    let (mut outcome, _) = begin_push(&replicator, 1);
+    let never = Refusal::NoRoomEver("too much".into());
+    answer_with(&replicator, Some(&never));
+    assert_eq!(outcome.try_recv().unwrap().unwrap_err(), never);
+    assert_eq!(replicator.relieve(), Gone::default());
+    assert_eq!(replicator.store().usage("t").unwrap().rows, 400);
+    // The other side of it.
+    let backup = copied_to();
+    let answer = prepared(&backup, 1, keys_of(0).skip(1).take(70_000));
+    let never = |reason: &Refuse| matches!(reason, Refuse::Rows(Refusal::NoRoomEver(_)));
+    assert!(
+        matches!(&answer, Message::Refused { reason, .. } if never(reason)),
+        "{answer:?}"
+    );
+    assert_eq!(backup.store().memory().take_lacked(), 0);
+}
+
+/// Alone, with [`LIMIT`] bytes of memory: the tables `plain` and `bounded`, which has a capacity.
+fn with_little_memory() -> Arc<Replicator> {
+    let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), LIMIT));
+    store.set_routing(1, &[true; 4]);
+    for (name, lifetime) in [
+        ("plain", ""),
+        ("bounded", r#","lifetime":{"capacity":{"rows":1000000000}}"#),
+    ] {
+        let spec = format!(
+            r#"{{"name":"{name}","kind":{{"sparse":{{"dim":1}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}}{lifetime}}}"#
+        );
+        let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+        store.create_table(&spec, 1).unwrap();
+    }
+    Replicator::new(1, store, ReplicaOptions::default())
+}
+
+/// Push to these keys of a table.
+fn push_keys(
+    replicator: &Arc<Replicator>,
+    table: &str,
+    sequence: u64,
+    keys: std::ops::Range<u64>,
+) -> Result<StageReport, Refusal> {
+    let space = replicator.store().space();
+    let mut keys: Vec<u64> = keys.collect();
+    keys.sort_by_key(|&key| space.slot_of(key));
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let batch = Batch::new(&keys, &vec![1.0; keys.len()]);
+    let id = push_of(own(5), sequence).id;
+    let mut made = Transaction::new(space, id, sequence, table_id(table), change, batch).unwrap();
+    replicator.store().prepare(&mut made)?;
+    match replicator.push(made)?.0 {
+        Answer::Now(report) => Ok(report),
+        Answer::Later(_) => panic!("there is no backup to wait for"),
+    }
+}
+
+/// A push that lacks more than tables with a capacity have is refused at once, and none gives up a row
+/// for it. One that they have the room for waits until they gave it up.
+#[test]
+fn no_row_goes_for_a_push_that_can_never_fit() {
+    let replicator = with_little_memory();
+    for (sequence, first) in (0..40_000).step_by(2_000).enumerate() {
+        for (at, table) in ["plain", "bounded"].into_iter().enumerate() {
+            let sequence = 2 * sequence as u64 + at as u64;
+            push_keys(&replicator, table, sequence, first..first + 2_000).unwrap();
+        }
+    }
+    assert!(!replicator.store().memory().is_short());
+    // More than the limit; and more than there is beside the rows of `plain`.
+    for keys in [400_000, 180_000] {
+        let new = 1_000_000..1_000_000 + keys;
+        let refused = push_keys(&replicator, "plain", 50, new).unwrap_err();
+        assert!(matches!(refused, Refusal::NoRoomEver(_)), "{refused:?}");
+        assert_eq!(replicator.relieve(), Gone::default());
+    }
+    let rows = |table: &str| replicator.store().usage(table).unwrap().rows;
+    assert_eq!((rows("plain"), rows("bounded")), (40_000, 40_000));
+    let fits = || push_keys(&replicator, "plain", 50, 1_000_000..1_150_000);
+    assert!(matches!(fits(), Err(Refusal::NotReady(_))));
+    assert!(replicator.relieve().evicted > 0);
+    fits().unwrap();
+    assert!(rows("bounded") > 10_000, "{}", rows("bounded"));
 }
