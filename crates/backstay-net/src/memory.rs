@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use backstay_core::replication::Micros;
 use serde::Serialize;
 
 /// What takes memory.
@@ -36,6 +37,13 @@ const EASY: u64 = 32;
 /// A look at the resident memory tells what the process takes besides only if at least this much
 /// of the most that was ever counted is in use: else it is memory that rows have left behind.
 const NEARLY_MOST: (u64, u64) = (15, 16);
+/// The allocator is asked to give memory back once in this time at most: it walks over all that is free,
+/// and on a full node each look would ask it.
+const TRIM_EVERY: Micros = 5_000_000;
+/// The same if the process seems to have grown by more than [`GROWN`] since.
+const TRIM_SOON: Micros = 1_000_000;
+/// This part of the limit.
+const GROWN: u64 = 64;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -50,6 +58,8 @@ pub struct Memory {
     process: AtomicU64,
     /// The most that was counted at a look at the resident memory, since it was trimmed.
     most_counted: AtomicU64,
+    /// When it was trimmed; 0: never.
+    trimmed_at: AtomicU64,
 }
 
 /// The account at one moment, in bytes.
@@ -200,19 +210,43 @@ impl Memory {
         self.reserved.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    /// Look what the process takes besides. If it takes too much, the allocator is asked first to
-    /// give back what rows have left behind.
-    pub(crate) fn look(&self) {
-        let Some(resident) = resident_bytes() else {
+    /// Look what the process takes besides. If it takes too much, the allocator is asked now and then
+    /// to give back what rows have left behind. `now` is on one clock at every look.
+    pub(crate) fn look(&self, now: Micros) {
+        self.look_by(now, resident_bytes, trim);
+    }
+
+    fn look_by(&self, now: Micros, resident: impl Fn() -> Option<u64>, trim: impl FnOnce()) {
+        let Some(bytes) = resident() else {
             return;
         };
-        if self.limit_bytes == 0 || resident <= self.mark() {
-            return self.notice_resident(resident, false);
+        if self.limit_bytes == 0 || bytes <= self.mark() {
+            return self.notice_resident(bytes, false);
         }
+        if !self.is_trim_due(now, bytes) {
+            // What seems to be more may be memory that rows have left behind: the next trim tells.
+            let seen = bytes.saturating_sub(self.counted());
+            self.process.fetch_min(seen, Ordering::Relaxed);
+            return;
+        }
+        self.trimmed_at.store(now.max(1), Ordering::Relaxed);
         trim();
-        if let Some(resident) = resident_bytes() {
-            self.notice_resident(resident, true);
+        if let Some(bytes) = resident() {
+            self.notice_resident(bytes, true);
         }
+    }
+
+    /// Whether the allocator may have much to give back, given the bytes that are resident.
+    fn is_trim_due(&self, now: Micros, resident: u64) -> bool {
+        let last = self.trimmed_at.load(Ordering::Relaxed);
+        let known = self.process.load(Ordering::Relaxed);
+        let grown = resident.saturating_sub(self.counted().saturating_add(known));
+        let rest = if grown > self.limit_bytes / GROWN {
+            TRIM_SOON
+        } else {
+            TRIM_EVERY
+        };
+        last == 0 || now.saturating_sub(last) >= rest
     }
 
     /// The process has so many bytes resident now. `trimmed`: the allocator has just given back what
@@ -407,10 +441,49 @@ mod tests {
         assert_eq!(memory.used(), 720);
     }
 
+    const SECOND: Micros = 1_000_000;
+
+    /// The node is full: above the mark there is always more resident.
+    #[test]
+    fn the_allocator_of_a_full_node_is_asked_once_in_some_seconds() {
+        let memory = Memory::new(3_200);
+        memory.change(Part::Rows, 0, 3_000);
+        let mut trims = 0;
+        for look in 0..200 {
+            let at = SECOND + look * SECOND * 3 / 10;
+            memory.look_by(at, || Some(3_190), || trims += 1);
+            assert_eq!(memory.parts().process, 190);
+        }
+        assert!((10..=13).contains(&trims), "{trims} times in a minute");
+    }
+
+    #[test]
+    fn between_two_trims_the_process_only_takes_less() {
+        let memory = Memory::new(3_200);
+        memory.change(Part::Rows, 0, 3_000);
+        let trimmed = |at: Micros, before: u64, after: u64| {
+            let resident = std::cell::Cell::new(before);
+            memory.look_by(at, || Some(resident.get()), || resident.set(after));
+            resident.get() == after
+        };
+        assert!(trimmed(SECOND, 3_300, 3_190));
+        assert!(!trimmed(SECOND + 1, 3_150, 0));
+        assert_eq!(memory.parts().process, 150);
+        // Rows go, and their memory stays; or the process grows. The next trim tells, soon if it is much.
+        memory.change(Part::Rows, 3_000, 2_900);
+        assert!(!trimmed(2 * SECOND - 1, 3_190, 0));
+        assert_eq!(memory.used(), 3_050);
+        assert!(trimmed(2 * SECOND, 3_190, 3_180));
+        assert_eq!(memory.parts().process, 280);
+        assert!(!trimmed(3 * SECOND, 3_220, 0), "this is not much");
+        assert!(trimmed(7 * SECOND, 3_220, 3_110));
+        assert_eq!(memory.parts().process, 210);
+    }
+
     #[test]
     fn a_look_sees_this_process() {
         let memory = Memory::new(1);
-        memory.look();
+        memory.look(1);
         assert!(memory.parts().process > 1 << 20);
     }
 
