@@ -72,8 +72,9 @@ pub enum CopyPiece {
 }
 
 impl Engine {
-    /// A hash of a slot's rows and streams; equal replicas have equal digests,
-    /// whatever the order in which their rows were created.
+    /// A hash of a slot's rows and memory; equal replicas have equal digests, whatever the order in
+    /// which their rows were created. Its counts of updates are among that, because what a push does may
+    /// go by them; after a restore they begin anew.
     pub fn digest(&self, slot: u32) -> u64 {
         let rows = self.tables.values().fold(0u64, |sum, table| {
             sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
@@ -91,7 +92,9 @@ impl Engine {
         });
         let closed = self.streams.closed_in(self.index(slot));
         let closed = closed.fold(open, |hash, stream| mix(hash, &[stream.job, task(stream)]));
-        mix(closed, &[u64::from(self.slots[self.index(slot)].time)])
+        let timed = mix(closed, &[u64::from(self.slots[self.index(slot)].time)]);
+        let updates = self.updates(slot).into_iter();
+        updates.fold(timed, |hash, (table, count)| mix(hash, &[table, count]))
     }
 
     /// Everything of a slot but its rows.
@@ -160,6 +163,13 @@ impl Engine {
             return CopyPiece::Rows(id, rows);
         }
         CopyPiece::End
+    }
+
+    /// Refuse another replica's memory of a slot if it counts updates of a table that is not known here
+    /// yet: the count would be lost, and this replica would differ from then on.
+    pub fn check_memory(&self, memory: &SlotMemory) -> Result<(), Refusal> {
+        let mut tables = memory.updates.iter();
+        tables.try_for_each(|&(table, _)| self.table(table).map(drop))
     }
 
     /// Take over another replica's memory of a slot; its rows have been taken in before, and

@@ -142,6 +142,10 @@ impl Rows for Store {
         self.write(self.stripe(slot), None, |engine| engine.clear_slot(slot));
     }
 
+    fn check_memory(&self, slot: u32, memory: &SlotMemory) -> Result<(), Refusal> {
+        self.stripes[self.stripe(slot)].read().check_memory(memory)
+    }
+
     fn set_memory(&self, slot: u32, memory: &SlotMemory) {
         self.write(self.stripe(slot), None, |engine| {
             engine.set_memory(slot, memory);
