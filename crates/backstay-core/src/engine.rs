@@ -148,8 +148,8 @@ pub struct Engine {
     tables: BTreeMap<u64, Table>,
     streams: StreamMemory,
     routing_version: u64,
-    /// Copies under way.
-    copies: Vec<Weak<ReadingToken>>,
+    /// Copies under way, with their slots.
+    copies: Vec<(u32, Weak<ReadingToken>)>,
     /// Kept between calls for its memory.
     scratch: Vec<StagedRun>,
 }

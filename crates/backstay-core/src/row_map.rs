@@ -326,7 +326,7 @@ impl RowMap {
 
     /// Begin to read the rows of this instant; it is over with the token. How many there are.
     pub fn begin_reading(&mut self, token: &Arc<ReadingToken>) -> usize {
-        self.readings.retain(|one| one.token.strong_count() > 0);
+        self.end_readings();
         if self.rows > 0 {
             self.readings.push(Reading {
                 token: Arc::downgrade(token),
@@ -336,6 +336,11 @@ impl RowMap {
             });
         }
         self.rows
+    }
+
+    /// Drop what is kept for readings that are over.
+    pub fn end_readings(&mut self) {
+        self.readings.retain(|one| one.token.strong_count() > 0);
     }
 
     /// The next rows of a reading's instant, as they lie in memory, appended to `out`; how many.
@@ -687,6 +692,21 @@ mod tests {
             let index = (left * 32).next_power_of_two().max(MIN_INDEX) * 4;
             prop_assert!(announced <= gone + index, "{} of {}", gone, announced);
         }
+    }
+
+    #[test]
+    fn what_was_kept_for_a_reading_goes_with_it() {
+        let mut map = RowMap::new(1);
+        map.insert(7, mix64(7));
+        let token = Arc::new(ReadingToken::default());
+        map.begin_reading(&token);
+        map.values_mut(0)[0] = 1;
+        assert_eq!(map.readings[0].kept.len(), 1);
+        map.end_readings();
+        assert_eq!(map.readings.len(), 1);
+        drop(token);
+        map.end_readings();
+        assert!(map.readings.is_empty());
     }
 
     #[test]

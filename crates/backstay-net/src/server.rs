@@ -32,7 +32,7 @@ use crate::socket;
 use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
 
-/// Time between two looks at what the process has resident.
+/// Time between two looks at what the process has resident, and at what copies have left behind.
 const RESIDENT_EVERY: Duration = Duration::from_millis(300);
 /// How long to wait after the system refused to accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -199,9 +199,10 @@ const CHORES: [Chore; 4] = [
         },
     },
     Chore {
-        what: "look at the memory of the process",
+        what: "look at the memory",
         every: RESIDENT_EVERY,
         work: |shared| {
+            shared.store.end_copies();
             if shared.options.counts_process {
                 shared.store.memory().look(clock::now());
             }

@@ -511,12 +511,24 @@ impl Store {
             self.memory
                 .change(part, before[at] as u64, after[at] as u64);
         }
-        self.count_kept(stripe, &engine);
+        self.count_kept(stripe, &mut engine);
         outcome
     }
 
+    /// Give back what is kept for copies to other nodes that are over, also in slots where nothing
+    /// else happens.
+    pub(crate) fn end_copies(&self) {
+        for (stripe, kept) in self.kept_bytes.iter().enumerate() {
+            let has_kept = kept.load(Ordering::Relaxed) > 0;
+            if has_kept && self.stripes[stripe].read().has_ended_copies() {
+                self.count_kept(stripe, &mut self.stripes[stripe].write());
+            }
+        }
+    }
+
     /// Count the rows that an engine keeps for copies; it is locked.
-    fn count_kept(&self, stripe: usize, engine: &Engine) {
+    fn count_kept(&self, stripe: usize, engine: &mut Engine) {
+        engine.end_copies();
         let kept = engine.kept_bytes();
         let before = self.kept_bytes[stripe].swap(kept, Ordering::Relaxed);
         self.memory.change(Part::Copies, before, kept);

@@ -4,7 +4,7 @@
 //! than what pushes can wait for. A push that changes a row before it is read keeps the old row
 //! ([`crate::row_map`]).
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::{Engine, Staged};
 use crate::error::Refusal;
@@ -122,8 +122,8 @@ impl Engine {
     /// Begin to copy a slot as it is now, with what is staged in it.
     pub fn begin_copy(&mut self, slot: u32) -> SlotCopy {
         let token = Arc::new(ReadingToken::default());
-        self.copies.retain(|copy| copy.strong_count() > 0);
-        self.copies.push(Arc::downgrade(&token));
+        self.end_copies();
+        self.copies.push((slot, Arc::downgrade(&token)));
         let mut rows = CopyReader::default();
         for (&id, table) in &mut self.tables {
             let left = table.begin_reading(slot, &token);
@@ -141,8 +141,28 @@ impl Engine {
 
     /// Bytes of rows that are kept for copies under way because they have changed or gone since.
     pub fn kept_bytes(&self) -> u64 {
-        let copies = self.copies.iter().filter_map(Weak::upgrade);
+        let copies = self.copies.iter().filter_map(|(_, copy)| copy.upgrade());
         copies.map(|copy| copy.kept_bytes()).sum()
+    }
+
+    /// Whether a copy is over, whole or given up, whose rows may still be kept.
+    pub fn has_ended_copies(&self) -> bool {
+        let mut copies = self.copies.iter();
+        copies.any(|(_, copy)| copy.strong_count() == 0)
+    }
+
+    /// Drop the rows that are kept for copies that are over.
+    pub fn end_copies(&mut self) {
+        let tables = &mut self.tables;
+        self.copies.retain(|(slot, copy)| {
+            let goes_on = copy.strong_count() > 0;
+            if !goes_on {
+                for table in tables.values_mut() {
+                    table.end_readings(*slot);
+                }
+            }
+            goes_on
+        });
     }
 
     /// The next rows of a copy, of about `most` bytes, one at least.

@@ -450,25 +450,36 @@ fn staged_pushes_and_copies_under_way_count() {
     store.set_routing(2, &[true, true]);
     let mut copy = store.begin_copy(0);
     assert_eq!(memory.of(Part::Copies), 0);
+    change_a_row(&replicator, 0);
+    assert!(memory.of(Part::Copies) >= 72);
+    while !matches!(store.read_copy(0, &mut copy.rows, 1), CopyPiece::End) {}
+    assert_eq!(memory.of(Part::Copies), 0, "what was read is kept no more");
+    // A copy is given up, and nothing more happens in its slot.
+    let copy = store.begin_copy(0);
+    change_a_row(&replicator, 1);
+    store.end_copies();
+    assert!(memory.of(Part::Copies) >= 72, "it goes on");
+    drop(copy);
+    store.end_copies();
+    assert_eq!(memory.of(Part::Copies), 0);
+}
+
+/// Change a row of slot 0 here, as master.
+fn change_a_row(replicator: &Replicator, sequence: u64) {
+    let store = replicator.store();
     let keys: Vec<u64> = keys_of(0).take(1).collect();
     let batch = Batch::new(&keys, &[1.0; 16]);
-    let id = push_of(own(9), 0).id;
+    let id = push_of(own(9), sequence).id;
     let change = Change::Update {
         learning_rate_scale: 1.0,
     };
     let mut push = Transaction::new(store.space(), id, 0, table_id("t"), change, batch).unwrap();
     store.prepare(&mut push).unwrap();
-    let places = {
-        let mut places = Vec::new();
-        store.admit(&push, &mut places).unwrap();
-        places
-    };
+    let mut places = Vec::new();
+    store.admit(&push, &mut places).unwrap();
     let push = Arc::new(push);
     assert_eq!(store.stage(&push, &places, 9), None);
     store.commit(&push, &places).unwrap();
-    assert!(memory.of(Part::Copies) >= 72);
-    while !matches!(store.read_copy(0, &mut copy.rows, 1), CopyPiece::End) {}
-    assert_eq!(memory.of(Part::Copies), 0, "what was read is kept no more");
 }
 
 /// The connection to the backup of [`master_of_small_backup`].

@@ -134,7 +134,7 @@ impl Rows for Store {
         let stripe = self.stripe(slot);
         let mut engine = self.stripes[stripe].write();
         let piece = engine.read_copy(slot, reader, most);
-        self.count_kept(stripe, &engine);
+        self.count_kept(stripe, &mut engine);
         piece
     }
 
