@@ -389,8 +389,8 @@ impl Replicator {
                 continue;
             }
             while let Some(work) = state.replica.next_work(queue) {
-                let commit = || self.commit(queue, &work);
-                let gone = parking_lot::MutexGuard::unlocked(&mut state, commit);
+                let apart = || self.work_apart(queue, work);
+                let (work, gone) = parking_lot::MutexGuard::unlocked(&mut state, apart);
                 self.finish(&mut state, work, gone);
             }
             state.busy.remove(&queue);
@@ -398,7 +398,32 @@ impl Replicator {
         self.publish(&state.replica);
     }
 
-    /// The part of a piece of work that takes time; what went by it.
+    /// The part of a piece of work that takes time, while others have the state. What is left of it,
+    /// and what went by it.
+    fn work_apart(&self, queue: NodeId, work: Work) -> (Work, Gone) {
+        match work {
+            // It may look at all slots, for rows to give up.
+            Work::Answer {
+                token,
+                outcome: Err(refusal),
+                alone,
+            } => {
+                let outcome = Err(self.store.after_relief(refusal, ShortOf::ABackup));
+                let answer = Work::Answer {
+                    token,
+                    outcome,
+                    alone,
+                };
+                (answer, Gone::default())
+            }
+            work => {
+                let gone = self.commit(queue, &work);
+                (work, gone)
+            }
+        }
+    }
+
+    /// Apply what a piece of work commits; what went by it.
     fn commit(&self, queue: NodeId, work: &Work) -> Gone {
         let Work::Commit {
             transaction,
@@ -437,8 +462,6 @@ impl Replicator {
                 alone,
             } => {
                 let outcome = state.replica.acknowledge(self.now(), outcome, alone);
-                let outcome =
-                    outcome.map_err(|refusal| self.store.after_relief(refusal, ShortOf::ABackup));
                 if let Some(waiter) = state.waiters.remove(&token) {
                     let gone = waiter.gone;
                     let outcome = outcome.map(|report| StageReport { gone, ..report });

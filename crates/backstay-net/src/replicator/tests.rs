@@ -556,11 +556,21 @@ fn begin_push(replicator: &Arc<Replicator>, sequence: u64) -> (oneshot::Receiver
     let space = replicator.store().space();
     let mut keys: Vec<u64> = (sequence * 400..sequence * 400 + 400).collect();
     keys.sort_by_key(|&key| space.slot_of(key));
+    begin_push_of(replicator, sequence, &keys)
+}
+
+/// The same of these keys.
+fn begin_push_of(
+    replicator: &Arc<Replicator>,
+    sequence: u64,
+    keys: &[u64],
+) -> (oneshot::Receiver<Outcome>, u32) {
     let change = Change::Update {
         learning_rate_scale: 1.0,
     };
-    let batch = Batch::new(&keys, &[1.0; 400]);
+    let batch = Batch::new(keys, &vec![1.0; keys.len()]);
     let id = push_of(own(3), sequence).id;
+    let space = replicator.store().space();
     let mut made = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
     replicator.store().prepare(&mut made).unwrap();
     let share = made.stamp.share;
@@ -568,6 +578,39 @@ fn begin_push(replicator: &Arc<Replicator>, sequence: u64) -> (oneshot::Receiver
         panic!("there is a backup to wait for");
     };
     (outcome, share)
+}
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Whether a table has rows to give up may take long to find out: meanwhile others have the state.
+#[test]
+fn the_state_is_free_while_a_refused_push_looks_for_rows_to_give_up() {
+    let replicator = master_of_small_backup();
+    pushed(&replicator, 0, false).0.unwrap();
+    let space = replicator.store().space();
+    let new = 1_000_000;
+    let (mut outcome, _) = begin_push_of(&replicator, 1, &[new]);
+    let other = (space.slot_of(new) + 1) % 4;
+    std::thread::scope(|scope| {
+        let held = replicator.store().hold_slot(other);
+        let answering = scope.spawn(|| answer(&replicator, true));
+        loop {
+            let state = replicator.state.try_lock_for(PATIENCE);
+            let state = state.expect("the state is held meanwhile");
+            // A thread works on the answer.
+            if !state.busy.is_empty() && state.replica.apply_queues().is_empty() {
+                break;
+            }
+            drop(state);
+            std::thread::yield_now();
+        }
+        assert!(outcome.try_recv().is_err(), "it is not found out yet");
+        drop(held);
+        answering.join().unwrap();
+    });
+    let refused = outcome.try_recv().unwrap().unwrap_err();
+    assert!(matches!(refused, Refusal::NotReady(_)), "{refused:?}");
 }
 
 /// A backup that has less memory is full first. Its master lets the table give up rows then, and

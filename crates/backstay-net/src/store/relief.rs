@@ -149,6 +149,12 @@ impl Store {
         Refusal::NotReady(format!("tables with a capacity give up rows: {why}"))
     }
 
+    /// Nobody reads or changes a slot until this is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold_slot(&self, slot: u32) -> impl Sized + '_ {
+        self.stripes[self.stripe(slot)].write()
+    }
+
     /// Rows of a table in the slots that are served here, and how many these slots are.
     fn served_rows(&self, table: u64) -> (u64, u64) {
         let (mut rows, mut slots) = (0, 0);
