@@ -21,7 +21,8 @@ pub enum Part {
     Streams,
     /// Transactions under way, from their coming until the last node or slot has done with them.
     Transactions,
-    /// Copies of slots: what is on its way to other nodes, and old rows that are kept for it.
+    /// Copies of slots: what is on its way to other nodes, and old rows that are kept for it; pushes
+    /// behind a copy that comes in.
     Copies,
     /// Buffers of connections.
     Buffers,
@@ -328,6 +329,13 @@ impl Held {
         }
     }
 
+    /// It is of this part from now on.
+    pub fn count_as(&mut self, part: Part) {
+        self.memory.change(self.part, self.bytes, 0);
+        self.memory.change(part, 0, self.bytes);
+        self.part = part;
+    }
+
     /// It takes so many bytes now.
     pub fn set(&mut self, bytes: usize) {
         let bytes = bytes as u64;
@@ -355,8 +363,10 @@ mod tests {
         other.set(7);
         one.set(40);
         assert_eq!((memory.of(Part::Buffers), memory.used()), (40, 47));
+        one.count_as(Part::Copies);
+        assert_eq!((memory.of(Part::Buffers), memory.used()), (0, 47));
         drop(one);
-        assert_eq!((memory.of(Part::Buffers), memory.used()), (0, 7));
+        assert_eq!((memory.of(Part::Copies), memory.used()), (7, 7));
         assert!(!memory.is_short(), "there is no limit");
     }
 

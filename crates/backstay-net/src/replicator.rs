@@ -320,14 +320,16 @@ impl Replicator {
     /// ends, [`Rows::check_behind`] finds out which rows are new.
     pub(crate) fn make_room(&self, transaction: &mut Transaction) {
         if !self.store.has_memory_limit() {
-            return self.store.make_room(transaction, &[]);
+            // Nor does anything depend on whether it waits for a copy.
+            return self.store.make_room(transaction, &[], false);
         }
         let mut runs = transaction.runs().to_vec();
         {
             let state = self.state.lock();
             runs.retain(|run| !state.replica.is_copied_here(run.slot));
         }
-        self.store.make_room(transaction, &runs);
+        let waits = runs.len() < transaction.runs().len();
+        self.store.make_room(transaction, &runs, waits);
     }
 
     /// A message from a master. Its answer goes to `answers` before any slow work. False if that

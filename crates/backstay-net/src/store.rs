@@ -259,10 +259,15 @@ impl Store {
     }
 
     /// Reserve room for these runs of another node's push, if there is any. Otherwise
-    /// [`Rows::check`] refuses the push.
-    pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run]) {
+    /// [`Rows::check`] refuses the push. `waits`: other runs of it wait for a copy.
+    pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run], waits: bool) {
         match self.reserve(transaction, runs, Giving::Held) {
-            Ok(room) => transaction.attach(room),
+            Ok(mut room) => {
+                if waits {
+                    room.wait_for_a_copy();
+                }
+                transaction.attach(room);
+            }
             Err(refusal) => transaction.attach(NoRoom(refusal)),
         }
     }

@@ -34,7 +34,7 @@ pub(super) struct Room {
     reserved: u64,
     /// The push needs new memory, and there is little.
     pause: Duration,
-    _push: Held,
+    push: Held,
 }
 
 /// Why another node's push got no [`Room`] when it came: it is attached in the place of it, and the
@@ -46,6 +46,11 @@ impl Room {
     /// For how long the sender is to wait before its next push.
     pub(super) fn pause(&self) -> Duration {
         self.pause
+    }
+
+    /// The push waits for a copy that comes in, and counts as a part of it.
+    pub(super) fn wait_for_a_copy(&mut self) {
+        self.push.count_as(Part::Copies);
     }
 }
 
@@ -110,11 +115,14 @@ impl Store {
             memory: Arc::clone(&self.memory),
             reserved,
             pause,
-            _push: push,
+            push,
         }
     }
 
     /// Refuse a push for now if those under way take too much: more would come than go.
+    ///
+    /// Those behind a copy that comes in are not among them. They have a limit of their own at the master
+    /// that copies, and a slow copy would hold up all that this node is master of.
     pub(super) fn check_under_way(&self, transaction: &Transaction) -> Result<(), Refusal> {
         let most = self.memory.limit_bytes() / UNDER_WAY;
         let (known, more) = (
