@@ -101,6 +101,7 @@ pub struct Replicator {
     /// The stream of a task of which nothing was heard for so long ends.
     stream_grace: AtomicU64,
     relieving: Mutex<relief::Relieving>,
+    periods: Mutex<periods::Periods>,
     /// Bytes of copies on their way that are counted.
     copy_bytes: AtomicU64,
     /// What takes how long.
@@ -144,6 +145,7 @@ impl Replicator {
             heard: Mutex::default(),
             stream_grace: AtomicU64::new(streams::GRACE),
             relieving: Mutex::default(),
+            periods: Mutex::default(),
             copy_bytes: AtomicU64::new(0),
             times: ReplicationTimes::default(),
         })

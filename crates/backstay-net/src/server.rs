@@ -177,7 +177,8 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopping: watch:
 struct Chore {
     what: &'static str,
     every: Duration,
-    work: fn(&Shared),
+    /// Whether it goes on at once.
+    work: fn(&Shared) -> bool,
 }
 
 const CHORES: [Chore; 4] = [
@@ -186,16 +187,16 @@ const CHORES: [Chore; 4] = [
         every: LOOK_EVERY,
         work: |shared| {
             shared.replicator.end_silent_streams(ENDED_AT_ONCE);
+            false
         },
     },
     Chore {
         what: "look at the periods of tables",
         every: periods::LOOK_EVERY,
         work: |shared| {
-            if !shared.store.tables_with_periods().is_empty() {
-                let gone = shared.replicator.keep_periods();
-                shared.counters.count_gone(&gone);
-            }
+            let (gone, is_left) = shared.replicator.keep_periods_for(periods::TURNS);
+            shared.counters.count_gone(&gone);
+            is_left
         },
     },
     Chore {
@@ -206,6 +207,7 @@ const CHORES: [Chore; 4] = [
             if shared.options.counts_process {
                 shared.store.memory().look(clock::now());
             }
+            false
         },
     },
     // Evictions may take long, and go by what the chore before finds out.
@@ -215,22 +217,29 @@ const CHORES: [Chore; 4] = [
         work: |shared| {
             let gone = shared.replicator.relieve();
             shared.counters.count_gone(&gone);
+            false
         },
     },
 ];
 
 async fn repeat(chore: Chore, shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+    let mut rest = chore.every;
     loop {
         tokio::select! {
+            biased;
             () = stop_signal(&mut stopping) => return,
-            () = tokio::time::sleep(chore.every) => {}
+            () = tokio::time::sleep(rest) => {}
         }
         let (one, work) = (Arc::clone(&shared), chore.work);
         // It reads files, and waits for backups: not among the connections.
-        let done = tokio::task::spawn_blocking(move || work(&one)).await;
-        if let Err(error) = done {
-            warn!(%error, "the {} has failed", chore.what);
-        }
+        rest = match tokio::task::spawn_blocking(move || work(&one)).await {
+            Ok(true) => Duration::ZERO,
+            Ok(false) => chore.every,
+            Err(error) => {
+                warn!(%error, "the {} has failed", chore.what);
+                chore.every
+            }
+        };
     }
 }
 

@@ -1,8 +1,11 @@
 //! Connections between servers that were replaced; a clock that jumps; clients that were killed;
 //! room for pushes during a copy.
 
+use std::sync::atomic::AtomicU32;
+
 use super::*;
 use crate::client::own_stream::LEASE;
+use crate::clock::WallClock;
 use backstay_core::engine::{CopyPiece, SlotMemory};
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::message::{Refuse, SlotOrder};
@@ -762,4 +765,50 @@ fn no_row_goes_for_a_push_that_can_never_fit() {
     assert!(replicator.relieve().evicted > 0);
     fits().unwrap();
     assert!(rows("bounded") > 10_000, "{}", rows("bounded"));
+}
+
+/// A table with much to expire goes on with its period, while another one begins its next.
+#[test]
+fn tables_keep_their_periods_side_by_side() {
+    let (day, ticks) = (Arc::new(AtomicU32::new(1000)), AtomicU64::new(1));
+    let shown = Arc::clone(&day);
+    let clock = WallClock::of(move || shown.load(Ordering::SeqCst));
+    let store = Arc::new(Store::with_clock(SlotSpace::new(4).unwrap(), 0, clock));
+    store.set_routing(1, &[true; 4]);
+    for (name, every) in [("fast", 10), ("slow", 1000)] {
+        let spec = format!(
+            r#"{{"name":"{name}","kind":{{"sparse":{{"dim":1}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},
+                "lifetime":{{"expiry":{{"unseen_seconds":5,"every_seconds":{every}}}}}}}"#
+        );
+        let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+        store.create_table(&spec, 1).unwrap();
+    }
+    // All parts take equally long.
+    let clock = Clock::of(move || ticks.fetch_add(1, Ordering::SeqCst));
+    let options = ReplicaOptions::default();
+    let replicator = Replicator::with_clock(1, Arc::clone(&store), options, clock);
+    push_keys(&replicator, "fast", 0, 0..100).unwrap();
+    // Enough for eight parts in each slot.
+    push_keys(&replicator, "slow", 1, 0..20_000).unwrap();
+    let is_kept = |table: &str, period: u64| {
+        let stream = StreamId {
+            task: 1,
+            ..periods::decay_stream(table_id(table))
+        };
+        let last = period * 1000 * 8 + 7;
+        store.served_slots_without(stream, last).is_empty()
+    };
+    for period in [1000, 1010] {
+        day.store(period, Ordering::SeqCst);
+        for _ in 0..9 {
+            replicator.keep_periods_for(0);
+        }
+        assert!(is_kept("fast", u64::from(period)));
+        assert!(!is_kept("slow", 1000));
+    }
+    // Its rows are older than 5 s by now.
+    day.store(1019, Ordering::SeqCst);
+    assert!(replicator.keep_periods().unseen > 0);
+    assert!(is_kept("slow", 1000));
+    assert_eq!(replicator.keep_periods(), Gone::default());
 }
