@@ -648,8 +648,8 @@ impl Engine {
         }
     }
 
-    /// The rows of a table that an expiry would remove from a slot that is served here, at this time
-    /// or at the slot's own if that is later.
+    /// The rows of a table that an expiry would remove from a slot that is served here, and the counters
+    /// that it would forget, at this time or at the slot's own if that is later.
     pub fn count_expired(
         &self,
         table: u64,
@@ -662,7 +662,11 @@ impl Engine {
         let now = self.slots[self.index(slot)].time.max(time);
         let table = self.table(table)?;
         table.check_lifetime(Change::Expire(*thresholds))?;
-        Ok(table.count_expired(slot, thresholds, now))
+        let mut gone = table.count_expired(slot, thresholds, now);
+        if let Some(companion) = table.companion().and_then(|id| self.tables.get(&id)) {
+            gone.counters = companion.count_forgotten(slot, thresholds, now);
+        }
+        Ok(gone)
     }
 
     /// Bytes allocated for the rows of a table, and for its counters of keys without a row.
