@@ -210,7 +210,7 @@ class DataServer:
     ) -> None:
         """Replace the rows of one slot of one table."""
     def slot_digest(self, slot: int) -> tuple[int, int]:
-        """Return ``(position, digest)``; equal rows and stream memory give equal digests."""
+        """Return ``(position, digest)``; equal rows and equal memory of a slot give equal digests."""
     def slot_bytes(self) -> NDArray[np.uint64]:
         """Return for each slot the bytes that its rows here would take in a checkpoint."""
     def copy_slots(self, slots_json: str, most_bytes: int, cancelled: Cancellation) -> CopiedSlots:
@@ -594,7 +594,7 @@ class SimNode:
     def place(self, slot: int) -> tuple[int, int]:
         """Return the position of a slot, and the position with what is staged."""
     def digest(self, slot: int) -> int:
-        """Return a hash of a slot's rows and streams."""
+        """Return a hash of a slot's rows and memory."""
     def serving_state(self, slot: int) -> str:
         """Return ``elsewhere``, ``waiting`` or ``serving``."""
     def slot_state(self, slot: int) -> tuple[int, int, int, bool]:

@@ -148,8 +148,8 @@ pub struct Engine {
     tables: BTreeMap<u64, Table>,
     streams: StreamMemory,
     routing_version: u64,
-    /// Copies under way.
-    copies: Vec<Weak<ReadingToken>>,
+    /// Copies under way, with their slots.
+    copies: Vec<(u32, Weak<ReadingToken>)>,
     /// Kept between calls for its memory.
     scratch: Vec<StagedRun>,
 }
@@ -648,8 +648,8 @@ impl Engine {
         }
     }
 
-    /// The rows of a table that an expiry would remove from a slot that is served here, at this time
-    /// or at the slot's own if that is later.
+    /// The rows of a table that an expiry would remove from a slot that is served here, and the counters
+    /// that it would forget, at this time or at the slot's own if that is later.
     pub fn count_expired(
         &self,
         table: u64,
@@ -662,7 +662,11 @@ impl Engine {
         let now = self.slots[self.index(slot)].time.max(time);
         let table = self.table(table)?;
         table.check_lifetime(Change::Expire(*thresholds))?;
-        Ok(table.count_expired(slot, thresholds, now))
+        let mut gone = table.count_expired(slot, thresholds, now);
+        if let Some(companion) = table.companion().and_then(|id| self.tables.get(&id)) {
+            gone.counters = companion.count_forgotten(slot, thresholds, now);
+        }
+        Ok(gone)
     }
 
     /// Bytes allocated for the rows of a table, and for its counters of keys without a row.
@@ -676,6 +680,15 @@ impl Engine {
         let companion = table.companion().and_then(|id| self.tables.get(&id));
         let counters = companion.map_or(0, Table::allocated_bytes);
         (table.allocated_bytes(), counters)
+    }
+
+    /// Bytes that a table with a capacity can give up in a slot at most, while memory is short.
+    pub fn evictable_bytes(&self, table: u64, slot: u32) -> usize {
+        let Some(table) = self.tables.get(&table) else {
+            return 0;
+        };
+        let companion = table.companion().and_then(|id| self.tables.get(&id));
+        table.evictable_bytes(slot, companion)
     }
 
     /// Bytes that a push of `keys`, sorted by slot, may add at most: rows, and counters of keys

@@ -352,6 +352,11 @@ impl Transaction {
         size_of::<Self>() + self.runs.capacity() * size_of::<Run>() + self.batch.allocated_bytes()
     }
 
+    /// What was attached, if it is of this type.
+    pub fn attachment<T: Any>(&self) -> Option<&T> {
+        self.attachment.as_ref()?.0.downcast_ref()
+    }
+
     /// Whether something was attached.
     pub fn has_attachment(&self) -> bool {
         self.attachment.is_some()

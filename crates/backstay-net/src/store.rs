@@ -32,8 +32,9 @@ use parking_lot::RwLock;
 
 use crate::clock::WallClock;
 use crate::memory::{Memory, Part};
-use relief::Relief;
 pub(crate) use relief::ShortOf;
+use relief::{Giving, Relief};
+use room::NoRoom;
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
@@ -245,7 +246,7 @@ impl Store {
         observed::check_change(&spec, transaction.change)?;
         self.check_under_way(transaction)?;
         self.shrink_share(transaction);
-        let room = self.reserve(transaction, transaction.runs());
+        let room = self.reserve(transaction, transaction.runs(), Giving::Served);
         let room = room.map_err(|refusal| self.after_relief(refusal, ShortOf::Here))?;
         let pause = room.pause();
         transaction.attach(room);
@@ -258,10 +259,16 @@ impl Store {
     }
 
     /// Reserve room for these runs of another node's push, if there is any. Otherwise
-    /// [`Rows::check`] refuses the push.
-    pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run]) {
-        if let Ok(room) = self.reserve(transaction, runs) {
-            transaction.attach(room);
+    /// [`Rows::check`] refuses the push. `waits`: other runs of it wait for a copy.
+    pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run], waits: bool) {
+        match self.reserve(transaction, runs, Giving::Held) {
+            Ok(mut room) => {
+                if waits {
+                    room.wait_for_a_copy();
+                }
+                transaction.attach(room);
+            }
+            Err(refusal) => transaction.attach(NoRoom(refusal)),
         }
     }
 
@@ -509,12 +516,24 @@ impl Store {
             self.memory
                 .change(part, before[at] as u64, after[at] as u64);
         }
-        self.count_kept(stripe, &engine);
+        self.count_kept(stripe, &mut engine);
         outcome
     }
 
+    /// Give back what is kept for copies to other nodes that are over, also in slots where nothing
+    /// else happens.
+    pub(crate) fn end_copies(&self) {
+        for (stripe, kept) in self.kept_bytes.iter().enumerate() {
+            let has_kept = kept.load(Ordering::Relaxed) > 0;
+            if has_kept && self.stripes[stripe].read().has_ended_copies() {
+                self.count_kept(stripe, &mut self.stripes[stripe].write());
+            }
+        }
+    }
+
     /// Count the rows that an engine keeps for copies; it is locked.
-    fn count_kept(&self, stripe: usize, engine: &Engine) {
+    fn count_kept(&self, stripe: usize, engine: &mut Engine) {
+        engine.end_copies();
         let kept = engine.kept_bytes();
         let before = self.kept_bytes[stripe].swap(kept, Ordering::Relaxed);
         self.memory.change(Part::Copies, before, kept);

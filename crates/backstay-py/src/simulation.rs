@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backstay_core::engine::{Engine, ServingState, SlotSnapshot, StageReport};
 use backstay_core::error::Refusal;
-use backstay_core::hash::mix64;
 use backstay_core::life::Thresholds;
 use backstay_core::replication::{
     LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Way, Work,
@@ -471,14 +470,10 @@ impl SimNode {
         Ok(self.node().rows.0.borrow().place(slot))
     }
 
-    /// A hash of a slot's rows and streams, and of what it counts of updates.
+    /// A hash of a slot's rows and memory.
     fn digest(&self, slot: u32) -> PyResult<u64> {
         self.check_slot(slot)?;
-        let node = self.node();
-        let engine = node.rows.0.borrow();
-        let updates = engine.memory(slot).updates.into_iter();
-        let mix = |hash, (table, count): (u64, u64)| mix64(mix64(hash ^ table) ^ count);
-        Ok(updates.fold(engine.digest(slot), mix))
+        Ok(self.node().rows.0.borrow().digest(slot))
     }
 
     /// Whether this node answers requests for a slot: "elsewhere", "waiting" or "serving".
