@@ -411,8 +411,13 @@ class DataClient:
         """End ``next_event``."""
     def track_staleness(self, table: int) -> None:
         """Have pulls of a table ask from where their rows come, and pushes to it tell that."""
-    def keep_references(self, table: int) -> None:
-        """Keep the rows of pulls of a table, and have pushes to it bring them along."""
+    def keep_references(self, table: int, *, sums: bool = False) -> None:
+        """Keep what pulls of a table bring, and have pushes to it bring it along.
+
+        Args:
+            table: It compensates the delay of gradients.
+            sums: Keep the sums of gradients that come with the rows, not the rows.
+        """
     def plan(self, keys: NDArray[np.uint64]) -> KeyPlan:
         """Make a batch of keys [n] ready."""
     def pull_begin(
