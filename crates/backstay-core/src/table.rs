@@ -568,6 +568,16 @@ impl Table {
     }
 }
 
+/// A gradient as if it had been computed with these weights: of a row that its push creates, nothing
+/// has moved, whatever its client read.
+#[cold]
+fn unmoved<'a>(gradient: &[f32], weights: &[f32], scratch: &'a mut Vec<f32>) -> &'a [f32] {
+    scratch.clear();
+    scratch.extend_from_slice(&gradient[..weights.len()]);
+    scratch.extend_from_slice(weights);
+    scratch
+}
+
 /// The optimizer's kernel over a batch, compiled once per optimizer.
 struct Update<'a> {
     table: &'a mut Table,
@@ -605,8 +615,10 @@ impl Update<'_> {
         let (elements, weight_words, storage) =
             (table.elements, table.weight_words, table.spec.storage);
         let (own_words, compensation) = (table.optimizer_words, table.spec.staleness);
+        let compares = moment.compensation.delay().is_some();
         let in_place = storage::is_plain(storage);
         let mut scratch = vec![0f32; if in_place { 0 } else { elements }];
+        let mut there = Vec::new();
         let mut places = [Place::default(); BLOCK];
         for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * width)) {
             table.look_up(block, &mut places);
@@ -627,6 +639,11 @@ impl Update<'_> {
                     if created {
                         table.initializer.fill(key, weights);
                     }
+                    let gradient = if created && compares {
+                        unmoved(gradient, weights, &mut there)
+                    } else {
+                        gradient
+                    };
                     optimizer.update(weights, state, gradient, learning_rate_scale);
                 } else {
                     if created {
@@ -634,6 +651,11 @@ impl Update<'_> {
                         storage::encode(storage, &scratch, weights);
                     }
                     storage::decode(storage, weights, &mut scratch);
+                    let gradient = if created && compares {
+                        unmoved(gradient, &scratch, &mut there)
+                    } else {
+                        gradient
+                    };
                     optimizer.update(&mut scratch, state, gradient, learning_rate_scale);
                     storage::encode(storage, &scratch, weights);
                 }

@@ -359,6 +359,35 @@ fn gradients_without_their_weights_are_refused_where_these_are_needed() {
     assert!(delayed.check(&foreign).is_err());
 }
 
+/// What the client read of it was another row, or none: the gradient is taken as it is.
+#[test]
+fn a_gradient_of_a_row_that_its_push_creates_is_not_moved() {
+    let keys = by_slot((0..40).collect());
+    for lifetime in ["", r#","lifetime":{"expiry":{"unseen_seconds":9}}"#] {
+        for storage in ["float32", "bfloat16"] {
+            let json = format!(
+                r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"storage":"{storage}","initializer":{{"constant":{{"value":0.125}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"staleness":{{"delay_compensated":{{"strength":0.5}}}}{lifetime}}}"#
+            );
+            let spec = Arc::new(TableSpec::from_json(&json).unwrap());
+            let (mut one, mut other) = (engine(&spec), engine(&spec));
+            let created = compared(&spec, 0, &keys, [-2.0, 64.0]);
+            for engine in [&mut one, &mut other] {
+                apply(engine, &created).unwrap();
+                assert_eq!(read(engine, keys[0]), 2.125);
+            }
+            // Once more, as a client sends it that got no answer.
+            apply(&mut other, &created).unwrap();
+            // Its row is there by now: 2.125 - (-2 + 0.5 * 4 * (2.125 - 0.125)).
+            let late = compared(&spec, 1, &keys, [-2.0, 0.125]);
+            for engine in [&mut one, &mut other] {
+                apply(engine, &late).unwrap();
+                assert_eq!(read(engine, keys[0]), 0.125);
+            }
+            assert!((0..SLOTS).all(|slot| one.digest(slot) == other.digest(slot)));
+        }
+    }
+}
+
 /// A table of Adagrad that revises its steps.
 fn revising(lifetime: &str) -> Arc<TableSpec> {
     let json = format!(

@@ -4,7 +4,7 @@
 
 use super::companion::{Counters, Judge};
 use super::user_update::Met;
-use super::{Moment, Place, Table, BLOCK};
+use super::{unmoved, Moment, Place, Table, BLOCK};
 use crate::error::Refusal;
 use crate::expression::{Program, Statistic};
 use crate::hash::{mix64, table_id, SlotSpace};
@@ -298,6 +298,7 @@ impl LiveUpdate<'_> {
         let (elements, gradient) = (self.table.elements, self.gradient_values());
         let plain = storage::is_plain(self.table.spec.storage);
         let mut scratch = vec![0f32; if plain { 0 } else { elements }];
+        let mut there = Vec::new();
         let mut places = [Place::default(); BLOCK];
         let mut not_admitted = 0;
         for (block, values) in self
@@ -322,7 +323,7 @@ impl LiveUpdate<'_> {
                             found,
                             seen,
                             &value[..gradient],
-                            &mut scratch,
+                            (&mut scratch, &mut there),
                         );
                     }
                     None => not_admitted += 1,
@@ -465,8 +466,9 @@ impl LiveUpdate<'_> {
         (slot, row, begin): Found,
         seen: Seen,
         gradient: &[f32],
-        scratch: &mut [f32],
+        (scratch, there): (&mut [f32], &mut Vec<f32>),
     ) {
+        let compares = self.moment.compensation.delay().is_some();
         let table = &mut *self.table;
         let words: &mut [u32] = table.maps[slot].values_mut(row);
         let (weights, state) = words.split_at_mut(table.weight_words);
@@ -485,6 +487,11 @@ impl LiveUpdate<'_> {
             if begin.is_some() {
                 table.initializer.fill(key, weights);
             }
+            let gradient = if begin.is_some() && compares {
+                unmoved(gradient, weights, there)
+            } else {
+                gradient
+            };
             optimizer.update(weights, state, gradient, scale);
         } else {
             let storage = table.spec.storage;
@@ -493,6 +500,11 @@ impl LiveUpdate<'_> {
                 storage::encode(storage, scratch, weights);
             }
             storage::decode(storage, weights, scratch);
+            let gradient = if begin.is_some() && compares {
+                unmoved(gradient, scratch, there)
+            } else {
+                gradient
+            };
             optimizer.update(scratch, state, gradient, scale);
             storage::encode(storage, scratch, weights);
         }
