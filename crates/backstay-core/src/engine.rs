@@ -330,6 +330,12 @@ impl Engine {
         Ok(())
     }
 
+    /// What a push will tell of weights that are read now, if their table revises its steps; see
+    /// [`Table::read_sums`]. All keys lie in slots of this engine.
+    pub fn read_sums(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
+        self.table(table)?.read_sums(keys, out)
+    }
+
     /// What a push will tell of weights that are read now: an origin for each slot of `keys`, which
     /// are sorted by slot and lie in slots of this engine.
     pub fn origins(&self, table: u64, keys: &[u64], out: &mut Vec<u64>) -> Result<(), Refusal> {
@@ -591,19 +597,23 @@ impl Engine {
         let (change, stamp) = (transaction.change, transaction.stamp);
         let elements = change.values(table.spec().row_elements());
         let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
-        let delay = transaction.compensation.delay();
+        let (id, compensation) = (transaction.id, transaction.compensation);
         let mut ages = Ages::of(table, transaction);
         let mut gone = Gone::default();
         let mut write = |keys: Range<usize>, (time, divisor): (u32, f32)| {
             let change = change.slowed(divisor);
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
             let keys = &transaction.batch.keys()[keys];
+            let moment = Moment {
+                time,
+                id,
+                compensation,
+            };
             if is_live {
-                let (companion, id) = (companion.as_deref_mut(), transaction.id);
-                let moment = Moment { time, id, delay };
+                let companion = companion.as_deref_mut();
                 gone += table.write_live(companion, keys, values, change, &optimizer, moment);
             } else {
-                gone.deleted += table.write(keys, values, change, &optimizer, delay);
+                gone.deleted += table.write(keys, values, change, &optimizer, moment);
             }
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.

@@ -286,6 +286,7 @@ fn a_prepare_carries_what_is_done_about_its_staleness() {
         r#""scale""#,
         r#"{"delay_compensated":{"strength":0.5,"adaptive":false,"decay":0.25,"epsilon":0.125}}"#,
         r#"{"delay_compensated":{"strength":0.5,"adaptive":true,"decay":0.25,"epsilon":0.125}}"#,
+        r#""adaptive_revision""#,
     ] {
         let mut one = (*transaction).clone();
         one.compensation = serde_json::from_str(staleness).unwrap();

@@ -26,7 +26,7 @@ use crate::clock::Clock;
 use crate::events::{self, push_event};
 use crate::memory::Part;
 use crate::stats::{self, ReplicationTimes, SlotCounts};
-use crate::store::{ShortOf, Store};
+use crate::store::{Asked, ShortOf, Store};
 
 /// How a push went.
 pub type Outcome = Result<StageReport, Refusal>;
@@ -251,18 +251,18 @@ impl Replicator {
 
     /// Read rows: committed state, of a moment at which this node was certainly the master.
     pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
-        self.pull_and_tell(table, keys, out, None)
+        self.pull_and_tell(table, keys, out, Asked::default())
     }
 
-    /// The same with their origins; see [`Store::pull_and_tell`].
+    /// The same with what else is asked for; see [`Store::pull_and_tell`].
     pub fn pull_and_tell(
         &self,
         table: u64,
         keys: &[u64],
         out: &mut [f32],
-        origins: Option<&mut Vec<u64>>,
+        asked: Asked<'_>,
     ) -> Result<(), Refusal> {
-        self.store.pull_and_tell(table, keys, out, origins)?;
+        self.store.pull_and_tell(table, keys, out, asked)?;
         self.check_alive()
     }
 

@@ -24,7 +24,7 @@ use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::life::{Gone, Thresholds};
 use backstay_core::replication::Rows;
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
-use backstay_core::staleness::StalenessCounts;
+use backstay_core::staleness::{Reference, StalenessCounts};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::{PlainRows, Table};
 use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
@@ -40,6 +40,15 @@ use room::NoRoom;
 const STRIPES: u32 = 64;
 /// The most tables of a cluster.
 pub const MAX_TABLES: usize = 10_000;
+
+/// What a pull asks for besides rows: what its client's next push will tell.
+#[derive(Debug, Default)]
+pub struct Asked<'a> {
+    /// The origin of each slot of the keys, to be appended.
+    pub origins: Option<&'a mut Vec<u64>>,
+    /// What [`Engine::read_sums`] gives of each key, to be filled in.
+    pub sums: Option<&'a mut [f32]>,
+}
 
 /// How many rows a table has and what they take.
 #[derive(Debug, Clone)]
@@ -203,23 +212,28 @@ impl Store {
 
     /// Copy the weights of `keys` (sorted by slot) to `out`, \[n, `row_elements`].
     pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
-        self.pull_and_tell(table, keys, out, None)
+        self.pull_and_tell(table, keys, out, Asked::default())
     }
 
-    /// The same, and if that is asked for, tell the origin of each slot's, of the same moment.
+    /// The same with what else is asked for, of the same moment.
     pub fn pull_and_tell(
         &self,
         table: u64,
         keys: &[u64],
         out: &mut [f32],
-        mut origins: Option<&mut Vec<u64>>,
+        mut asked: Asked<'_>,
     ) -> Result<(), Refusal> {
         let elements = self.spec(table)?.row_elements();
+        let told = Reference::Sum.values(elements);
         for (stripe, part) in self.parts(keys)? {
             let out = &mut out[part.start * elements..part.end * elements];
             let engine = self.stripes[stripe].read();
             engine.read(table, &keys[part.clone()], out)?;
-            if let Some(origins) = origins.as_deref_mut() {
+            if let Some(sums) = asked.sums.as_deref_mut() {
+                let sums = &mut sums[part.start * told..part.end * told];
+                engine.read_sums(table, &keys[part.clone()], sums)?;
+            }
+            if let Some(origins) = asked.origins.as_deref_mut() {
                 engine.origins(table, &keys[part], origins)?;
             }
         }
