@@ -210,7 +210,7 @@ class DataServer:
     ) -> None:
         """Replace the rows of one slot of one table."""
     def slot_digest(self, slot: int) -> tuple[int, int]:
-        """Return ``(position, digest)``; equal rows and equal memory of a slot give equal digests."""
+        """Return ``(position, digest)``; equal rows and memory of a slot give equal digests."""
     def slot_bytes(self) -> NDArray[np.uint64]:
         """Return for each slot the bytes that its rows here would take in a checkpoint."""
     def copy_slots(self, slots_json: str, most_bytes: int, cancelled: Cancellation) -> CopiedSlots:
