@@ -26,6 +26,8 @@ __all__ = ["StaleTrainer", "stale_keys", "stale_tables"]
 
 FIRST_KEY = 2_000_000
 DIM = 2
+# Of data_plane.md, and the most pulls whose pushes are still to come.
+WINDOW, PULLS_AHEAD = 128, 64
 # Of a slot that was not pulled.
 UNTOLD = 2**64 - 1
 # The table's name, its optimizer, what it does, and what pushes bring for that.
@@ -80,7 +82,9 @@ class StaleTrainer(Trainer):
         if self.stopping:
             return
         random = self.queue.random
-        if self._version and len(self.pushes) < self._window:
+        # A slot remembers only so many sequences above the floor.
+        ahead = self._next + PULLS_AHEAD - self.floor
+        if self._version and len(self.pushes) < self._window and ahead < WINDOW:
             keys = random.sample(list(stale_keys(self.cluster.options.slots)), 3)
             self._pull(self.cluster.sort_keys(keys))
             self.queue.after(self.queue.between(1 * MS, self._pause), partial(self._push, keys))

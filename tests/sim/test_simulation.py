@@ -264,9 +264,11 @@ def test_replicas_make_up_for_stale_gradients_alike(checkpoints: bool) -> None:
     for table in ("scaled", "delayed", "revised"):
         assert counts[f"pushes_{table}"] > 10 * STALE_SEEDS
     assert counts["deletes_stale"] > STALE_SEEDS
-    # Most of them come late, by more than one update.
+    # Many of them come late.
     assert counts["pushes_told"] > 30 * STALE_SEEDS
-    assert counts["staleness"] > counts["pushes_told"]
+    assert counts["staleness"] > counts["pushes_told"] / 2
+    # Nothing that was told was wrong.
+    assert counts["refused_5"] == 0
 
 
 def test_a_late_copy_of_a_delete_that_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

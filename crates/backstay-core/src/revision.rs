@@ -86,7 +86,11 @@ impl RowOptimizer for Revised<'_> {
         let (highest, state) = state.split_at_mut(elements);
         let (lacks, state) = state.split_at_mut(elements);
         let (sums, birth) = state.split_at_mut(elements);
-        let same = if told_birth[0] == birth[0] { 1.0 } else { 0.0 };
+        let same = if told_birth[0].to_bits() == birth[0].to_bits() {
+            1.0
+        } else {
+            0.0
+        };
         let states = highest.iter_mut().zip(lacks).zip(sums);
         let told = gradient.iter().zip(read);
         for ((weight, ((a, lack), sum)), (&g, &r)) in weights.iter_mut().zip(states).zip(told) {
@@ -169,7 +173,7 @@ mod tests {
         });
         let told = |state: &[f32]| state[2 * ELEMENTS..].to_vec();
         let mut pulled = vec![told(&state); 3];
-        let mut read = vec![[0.0f64; ELEMENTS]; 3];
+        let mut read = [[0.0f64; ELEMENTS]; 3];
         let mut lacked = false;
         for step in 0..60usize {
             let worker = step % 3;

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::optimizer::Optimizer;
-use backstay_core::staleness::{Compensation, StalenessCounts, UNTOLD};
+use backstay_core::spec::TableSpec;
+use backstay_core::staleness::{Compensation, Reference, StalenessCounts, UNTOLD};
 use backstay_core::stream::TransactionId;
-use backstay_core::transaction::{Change, StagedRun, Transaction};
+use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 use engine_support::*;
 use proptest::prelude::*;
 
@@ -84,9 +85,16 @@ impl Model {
                 }
                 if transaction.change == Change::Delete {
                     self.weights.remove(&key);
-                } else {
-                    *self.weights.entry(key).or_default() += step;
+                    continue;
                 }
+                let weight = self.weights.get(&key).copied();
+                let moved = match (transaction.compensation.reference(), weight) {
+                    // All gradients are -1, so their square is 1.
+                    (Some(_), Some(weight)) => 0.5 * (weight - read_weight(&transaction)),
+                    _ => 0.0,
+                };
+                self.weights
+                    .insert(key, weight.unwrap_or(0.0) - (moved - step));
             }
         }
     }
@@ -99,7 +107,7 @@ impl Model {
         let behind = updates.checked_sub(origin).map(|behind| behind as u32);
         *updates += 1;
         let scales = transaction.compensation == Compensation::Scale;
-        if scales || origin != UNTOLD {
+        if !transaction.compensation.is_ignore() || origin != UNTOLD {
             self.stale.count(behind);
         }
         match behind {
@@ -128,6 +136,19 @@ impl Model {
     }
 }
 
+/// The weight that a push's gradients were computed with.
+fn read_weight(transaction: &Transaction) -> f32 {
+    transaction.batch.values()[DIM]
+}
+
+/// As the counter, and the delay of gradients is compensated.
+fn delayed() -> Arc<TableSpec> {
+    let staleness = r#","staleness":{"delay_compensated":{"strength":0.5}}}"#;
+    let counter = counter().canonical_json();
+    let json = format!("{}{staleness}", &counter[..counter.len() - 1]);
+    Arc::new(TableSpec::from_json(&json).unwrap())
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     /// A push is taken on.
@@ -153,8 +174,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..200)
 }
 
-/// The n-th: every fourth is a delete; some tell from where their gradients come.
-fn transaction((n, keys): (usize, Vec<u64>)) -> Arc<Transaction> {
+/// The n-th, to a table of this description: every fourth is a delete; some tell from where their
+/// gradients come, and all if the delay of gradients is compensated.
+fn transaction(spec: &TableSpec, (n, keys): (usize, Vec<u64>)) -> Arc<Transaction> {
     let (stream, sequence, keys) = (n as u64 % 3, n as u64 / 3, by_slot(keys));
     if n % 4 == 3 {
         return delete(stream, sequence, &keys);
@@ -162,7 +184,14 @@ fn transaction((n, keys): (usize, Vec<u64>)) -> Arc<Transaction> {
     let push = push(stream, sequence, 0, &keys, -1.0);
     let origin = [UNTOLD, 0, 1][n % 3];
     let push = told(&push, &vec![origin; push.runs().len()]);
-    if n.is_multiple_of(2) {
+    if spec.staleness.reference().is_some() {
+        let row = [[-1.0; DIM], [n as f32; DIM]].concat();
+        let batch = Batch::new(&keys, &row.repeat(keys.len()));
+        let change = push.change.compared(Reference::Weights);
+        let mut late = Transaction::new(space(), push.id, 0, push.table, change, batch).unwrap();
+        late.compensation = spec.staleness;
+        told(&late, &vec![origin; late.runs().len()])
+    } else if n.is_multiple_of(2) {
         scaled(&push)
     } else {
         push
@@ -175,11 +204,16 @@ proptest! {
     fn agrees_with_the_model(
         batches in prop::collection::vec(prop::collection::vec(0u64..24, 1..10), 12),
         steps in steps(),
+        compensates in any::<bool>(),
     ) {
-        let spec = counter();
+        let spec = if compensates { delayed() } else { counter() };
         let mut engine = engine(&spec);
         let mut model = Model::default();
-        let pushes: Vec<_> = batches.into_iter().enumerate().map(transaction).collect();
+        let pushes: Vec<_> = batches
+            .into_iter()
+            .enumerate()
+            .map(|one| transaction(&spec, one))
+            .collect();
         let mut given: Vec<Vec<StagedRun>> = vec![Vec::new(); pushes.len()];
         for step in steps {
             match step {

@@ -132,7 +132,7 @@ impl Pull {
         }
         let (client, plan, elements) = (&self.client, &self.plan, self.elements);
         let (table, origins, told) = (self.table, self.origins, sums_of(self.sums, elements));
-        let kept = client.references.begin(table);
+        let keeps = client.references.begin(table);
         let mut spread = |request: &Request, frame: Frame| {
             let Some(part) = request.part() else {
                 return Ok(());
@@ -168,12 +168,9 @@ impl Pull {
                 let (rows, rest) = values.split_at(piece.keys.len() * elements);
                 let (here, others) = sums.split_at(piece.keys.len() * told);
                 rows::spread(entries, piece.keys.start, rows, out, elements);
-                let keys = &plan.keys()[piece.keys.clone()];
-                match kept {
-                    Some(Reference::Weights) => client.references.came(table, keys, rows),
-                    // A pull that was asked for before they were to be kept has none.
-                    Some(Reference::Sum) if told > 0 => client.references.came(table, keys, here),
-                    _ => {}
+                if keeps {
+                    let keys = &plan.keys()[piece.keys.clone()];
+                    client.references.came(table, keys, rows, here);
                 }
                 (values, sums) = (rest, others);
             }

@@ -115,26 +115,37 @@ impl References {
         self.tables.lock().get(&table).map(|one| one.reference)
     }
 
-    /// The answers of another pull come; what is kept of them.
-    pub(super) fn begin(&self, table: u64) -> Option<Reference> {
+    /// The answers of another pull come; whether something is kept of them.
+    pub(super) fn begin(&self, table: u64) -> bool {
         if !self.any.load(Ordering::Acquire) {
-            return None;
+            return false;
         }
         let mut tables = self.tables.lock();
         let share = self.most_bytes / tables.len().max(1);
-        let known = tables.get_mut(&table)?;
+        let Some(known) = tables.get_mut(&table) else {
+            return false;
+        };
         known.begin(share);
-        Some(known.reference)
+        true
     }
 
-    /// Rows came, or sums: as many values for each key.
-    pub(super) fn came(&self, table: u64, keys: &[u64], rows: &[f32]) {
+    /// Rows came, with their sums if these were asked for: as many values for each key.
+    pub(super) fn came(&self, table: u64, keys: &[u64], rows: &[f32], sums: &[f32]) {
         let mut tables = self.tables.lock();
         let share = self.most_bytes / tables.len().max(1);
-        let (Some(known), false) = (tables.get_mut(&table), keys.is_empty()) else {
+        let Some(known) = tables.get_mut(&table) else {
             return;
         };
-        for (&key, row) in keys.iter().zip(rows.chunks_exact(rows.len() / keys.len())) {
+        let values = match known.reference {
+            Reference::Weights => rows,
+            Reference::Sum => sums,
+        };
+        // A pull that was asked for before they were to be kept has no sums.
+        let width = values.len().checked_div(keys.len()).unwrap_or(0);
+        if width == 0 {
+            return;
+        }
+        for (&key, row) in keys.iter().zip(values.chunks_exact(width)) {
             known.newer.put(key, row);
         }
         known.forget_older(share);
@@ -182,8 +193,8 @@ mod tests {
         references.keep(1, Reference::Weights);
         assert_eq!(references.kept(1), Some(Reference::Weights));
         assert_eq!(references.kept(2), None);
-        references.came(1, &[5, 6], &[1.0, 2.0, 3.0, 4.0]);
-        references.came(1, &[5], &[7.0, 8.0]);
+        references.came(1, &[5, 6], &[1.0, 2.0, 3.0, 4.0], &[]);
+        references.came(1, &[5], &[7.0, 8.0], &[]);
         assert_eq!(references.of(1, &[6, 5], 2).unwrap(), [3.0, 4.0, 7.0, 8.0]);
         let refused = references.of(1, &[5, 9], 2).unwrap_err().to_string();
         assert!(refused.contains("has not pulled key 9"), "{refused}");
@@ -201,9 +212,11 @@ mod tests {
     #[test]
     fn the_oldest_go_once_there_are_too_many_bytes() {
         let pull = |references: &References, table: u64, number: u64| {
-            assert!(references.begin(table).is_some());
+            assert!(references.begin(table));
             let keys: Vec<u64> = (16 * number..16 * (number + 1)).collect();
-            references.came(table, &keys, &[number as f32; 64]);
+            references.came(table, &keys, &[9.0; 32], &[number as f32; 64]);
+            // Asked for before sums were to be kept.
+            references.came(table, &keys, &[9.0; 32], &[]);
         };
         let bytes = |references: &References| -> usize {
             let tables = references.tables.lock();
@@ -246,10 +259,10 @@ mod tests {
         };
         references.keep(1, Reference::Weights);
         references.begin(1);
-        references.came(1, &[1], &[1.0, 1.0]);
+        references.came(1, &[1], &[1.0, 1.0], &[]);
         for number in 0..20 {
             references.begin(1);
-            references.came(1, &[2], &[number as f32, 0.0]);
+            references.came(1, &[2], &[number as f32, 0.0], &[]);
         }
         assert!(references.of(1, &[1, 2], 2).is_ok());
     }
