@@ -178,7 +178,7 @@ def test_a_row_keeps_the_statistics_that_its_policy_uses() -> None:
 
 def test_an_unknown_word_for_staleness_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(
-        ConfigError, match=r"TableSpec.staleness is 'sclae'; allowed: ignore, scale"
+        ConfigError, match=r"TableSpec.staleness is 'sclae'; allowed: 'ignore', 'scale', Delay"
     ):
         TableSpec.sparse("t", 1, staleness="sclae")  # type: ignore[arg-type]
     assert "staleness" not in SPECS[0].to_json()

@@ -225,7 +225,11 @@ class TableSpec:
                     f"only: this table has {type(self.optimizer).__name__}"
                 )
         elif not isinstance(self.staleness, DelayCompensated):
-            check_choice(self, "staleness", ("ignore", "scale"))
+            if self.staleness not in ("ignore", "scale"):
+                raise ConfigError(
+                    f"TableSpec.staleness is {self.staleness!r}; allowed: 'ignore', 'scale', "
+                    "DelayCompensated(...) or AdaptiveRevision()"
+                )
         elif isinstance(self.optimizer, UserOptimizer) or self.pull is not None:
             raise ConfigError(
                 "TableSpec.staleness is DelayCompensated; allowed with an optimizer of your own, "
