@@ -23,8 +23,9 @@ use crate::store::ShortOf;
 
 /// Time between two looks at the memory.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// In one look shares become smaller so many times at most, each time by a few percent of the rows.
-const PASSES: u32 = 16;
+/// In one look shares become smaller so many times at most. Each time a sixteenth of the slots give up a
+/// sixteenth of their rows.
+const PASSES: u32 = 64;
 /// Smaller shares stay for so long after memory was short here.
 const AFTER_A_SHORTAGE: Micros = 1_000_000;
 /// The same after a backup had no room.

@@ -4,6 +4,7 @@
 //! A share travels with each transaction ([`backstay_core::transaction::Stamp`]), so all replicas
 //! of a slot remove the same rows, whatever memory each of them has.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -30,15 +31,11 @@ pub(crate) enum ShortOf {
     ABackup,
 }
 
-impl ShortOf {
-    /// A smaller share is smaller by this part of the rows that a slot has on average.
-    fn part(self) -> u64 {
-        match self {
-            Self::Here => 64,
-            Self::ABackup => 16,
-        }
-    }
-}
+/// On this node the slots above a smaller share are this part of its slots: each of them gives up the
+/// rows of several looks, and together they would stall the push that finds them so.
+const SLOTS_AT_ONCE: usize = 16;
+/// For a backup all slots with more than their average give up this part of it.
+const ROWS_AT_ONCE: u64 = 16;
 
 /// Whose rows can go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,20 +54,29 @@ pub(super) struct Relief {
     any: AtomicBool,
 }
 
-/// The share of a table of which so many slots here have so many rows together, so that some go; None
-/// if it has none to give. `share`: by its capacity.
-fn smaller_share(rows: u64, slots: u64, share: u64, short: ShortOf) -> Option<u32> {
-    let average = rows.checked_div(slots)?;
-    if average <= MIN_SHARE {
-        return None;
-    }
-    let smaller = average - (average / short.part()).max(1);
-    u32::try_from(smaller.max(MIN_SHARE).min(share)).ok()
+/// The share of a table with so many rows in the slots here, so that some go; None if it has none to
+/// give. `share`: by its capacity.
+fn smaller_share(rows: &mut [u64], share: u64, short: ShortOf) -> Option<u32> {
+    let smaller = match short {
+        ShortOf::Here => {
+            let largest = rows.len() / SLOTS_AT_ONCE;
+            let (_, &mut above, _) = (rows.len() > largest)
+                .then(|| rows.select_nth_unstable_by_key(largest, |&one| Reverse(one)))?;
+            above.saturating_sub(1)
+        }
+        ShortOf::ABackup => {
+            let average = rows.iter().sum::<u64>().checked_div(rows.len() as u64)?;
+            average - average / ROWS_AT_ONCE
+        }
+    };
+    let smaller = smaller.max(MIN_SHARE);
+    let gives = rows.iter().any(|&one| one > smaller);
+    u32::try_from(smaller.min(share)).ok().filter(|_| gives)
 }
 
 impl Store {
-    /// Give each table with a capacity a share that is smaller than what its slots have here on
-    /// average. The tables that have rows to give, with their shares.
+    /// Give each table with a capacity a share that is smaller than what some of its slots have here. The
+    /// tables that have rows to give, with their shares.
     pub(crate) fn shrink_shares(&self, short: ShortOf) -> Vec<(Arc<TableSpec>, u32)> {
         let specs: Vec<Arc<TableSpec>> = {
             let specs = self.specs.read();
@@ -78,8 +84,8 @@ impl Store {
         };
         let smaller = |spec: Arc<TableSpec>| {
             let share = spec.share(self.space.count())?;
-            let (rows, slots) = self.served_rows(table_id(&spec.name));
-            Some((smaller_share(rows, slots, share, short)?, spec))
+            let mut rows = self.served_rows(table_id(&spec.name));
+            Some((smaller_share(&mut rows, share, short)?, spec))
         };
         let shares: Vec<_> = specs.into_iter().filter_map(smaller).collect();
         let by_id = shares
@@ -155,22 +161,20 @@ impl Store {
         self.stripes[self.stripe(slot)].write()
     }
 
-    /// Rows of a table in the slots that are served here, and how many these slots are.
-    fn served_rows(&self, table: u64) -> (u64, u64) {
-        let (mut rows, mut slots) = (0, 0);
+    /// Rows of a table in each slot that is served here.
+    fn served_rows(&self, table: u64) -> Vec<u64> {
+        let mut found = Vec::new();
         for stripe in &self.stripes {
             let engine = stripe.read();
             let Ok(table) = engine.table(table) else {
                 continue;
             };
-            for slot in engine.slots() {
-                if engine.serving_state(slot) == ServingState::Serving {
-                    rows += table.rows_in(slot) as u64;
-                    slots += 1;
-                }
-            }
+            let served = engine
+                .slots()
+                .filter(|&slot| engine.serving_state(slot) == ServingState::Serving);
+            found.extend(served.map(|slot| table.rows_in(slot) as u64));
         }
-        (rows, slots)
+        found
     }
 
     /// The slots that are served here and have more rows of a table than a share.
@@ -219,14 +223,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_smaller_share_is_below_what_slots_have_on_average() {
-        let here = |rows, slots, share| smaller_share(rows, slots, share, ShortOf::Here);
-        assert_eq!(here(64_000, 10, 10_000), Some(6_300));
-        assert_eq!(here(64_000, 10, 500), Some(500));
-        assert_eq!(here(200, 10, 10_000), Some(19));
-        assert_eq!(here(160, 10, 10_000), None, "these are too few");
-        assert_eq!(here(0, 0, 10_000), None);
-        let backup = smaller_share(64_000, 10, 10_000, ShortOf::ABackup);
-        assert_eq!(backup, Some(6_000));
+    fn a_smaller_share_is_below_what_the_largest_slots_have() {
+        let of = |rows: &[u64], share, short| smaller_share(&mut rows.to_vec(), share, short);
+        let here = |rows: &[u64], share| of(rows, share, ShortOf::Here);
+        let many: Vec<u64> = (1000..1064).collect();
+        let share = here(&many, 10_000).unwrap();
+        let above = many.iter().filter(|&&rows| rows > u64::from(share)).count();
+        assert_eq!(
+            (share, above),
+            (1058, 5),
+            "a sixteenth of 64, and the one next to them"
+        );
+        assert_eq!(here(&many, 500), Some(500));
+        assert_eq!(here(&[20, 18], 10_000), Some(19));
+        assert_eq!(here(&[17; 3], 10_000), Some(16));
+        assert_eq!(here(&[16; 3], 10_000), None, "these are too few");
+        assert_eq!(here(&[], 10_000), None);
+        let backup = |rows: &[u64]| of(rows, 10_000, ShortOf::ABackup);
+        assert_eq!(backup(&[6_400; 10]), Some(6_000));
+        assert_eq!(backup(&[16; 3]), None);
+        assert_eq!(backup(&[]), None);
     }
 }
