@@ -27,6 +27,8 @@ const CHUNK_BYTES: usize = 16 * 1024;
 const TAG_SHIFT: u32 = 24;
 const ROW_MASK: u32 = (1 << TAG_SHIFT) - 1;
 const MIN_INDEX: usize = 8;
+/// Rows are fetched into the cache so many rows before a walk over all of them comes to them.
+const ROWS_AHEAD: usize = 16;
 
 /// See the module's documentation.
 #[derive(Debug, Clone)]
@@ -443,7 +445,16 @@ impl RowMap {
 
     /// Every key with its row number.
     pub fn keys(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
-        (0..self.rows).map(|row| (self.key(row), row))
+        (0..self.rows).map(|row| {
+            let ahead = row + ROWS_AHEAD;
+            if ahead < self.rows {
+                // The key, and the statistics behind weights and state.
+                let words = self.row_words(ahead);
+                prefetch(words);
+                prefetch(&words[words.len() - 1..]);
+            }
+            (self.key(row), row)
+        })
     }
 
     #[inline]

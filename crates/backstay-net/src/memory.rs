@@ -41,10 +41,11 @@ const NEARLY_MOST: (u64, u64) = (15, 16);
 /// The allocator is asked to give memory back once in this time at most: it walks over all that is free,
 /// and on a full node each look would ask it.
 const TRIM_EVERY: Micros = 5_000_000;
-/// The same if the process seems to have grown by more than [`GROWN`] since.
+/// The same if the process seems to have grown by more than this part of the limit since.
 const TRIM_SOON: Micros = 1_000_000;
-/// This part of the limit.
 const GROWN: u64 = 64;
+/// If it is about to exceed the limit, it suffices that it has grown by this part.
+const GROWN_TOO_FAR: u64 = 256;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -170,6 +171,12 @@ impl Memory {
         self.reserve_if_free(bytes, bytes.saturating_mul(EASY), self.mark())
     }
 
+    /// Promise so many bytes if they fit half of what may be promised above the mark; they may be more
+    /// than what is needed, and the other half is left to those that know what they need.
+    pub(crate) fn reserve_most(&self, bytes: u64) -> bool {
+        self.reserve_if_free(bytes, bytes, self.mark().midpoint(self.most_promised()))
+    }
+
     /// Promise so many bytes up to nearly the limit. No bytes always fit.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         if bytes == 0 || self.limit_bytes == 0 {
@@ -242,6 +249,9 @@ impl Memory {
         let last = self.trimmed_at.load(Ordering::Relaxed);
         let known = self.process.load(Ordering::Relaxed);
         let grown = resident.saturating_sub(self.counted().saturating_add(known));
+        if resident > self.most_promised() && grown > self.limit_bytes / GROWN_TOO_FAR {
+            return true;
+        }
         let rest = if grown > self.limit_bytes / GROWN {
             TRIM_SOON
         } else {
@@ -451,6 +461,18 @@ mod tests {
         assert_eq!(memory.used(), 720);
     }
 
+    #[test]
+    fn a_bound_is_promised_half_of_what_is_above_the_mark() {
+        let memory = Memory::new(3_200);
+        memory.change(Part::Rows, 0, 3_100);
+        assert!(memory.reserve_most(25));
+        assert!(!memory.reserve_most(1));
+        assert!(memory.reserve(25));
+        assert!(!memory.reserve(1));
+        memory.give_back(50);
+        assert!(memory.reserve_most(1));
+    }
+
     const SECOND: Micros = 1_000_000;
 
     /// The node is full: above the mark there is always more resident.
@@ -481,13 +503,15 @@ mod tests {
         assert_eq!(memory.parts().process, 150);
         // Rows go, and their memory stays; or the process grows. The next trim tells, soon if it is much.
         memory.change(Part::Rows, 3_000, 2_900);
-        assert!(!trimmed(2 * SECOND - 1, 3_190, 0));
+        assert!(!trimmed(2 * SECOND - 1, 3_140, 0));
         assert_eq!(memory.used(), 3_050);
-        assert!(trimmed(2 * SECOND, 3_190, 3_180));
-        assert_eq!(memory.parts().process, 280);
-        assert!(!trimmed(3 * SECOND, 3_220, 0), "this is not much");
-        assert!(trimmed(7 * SECOND, 3_220, 3_110));
-        assert_eq!(memory.parts().process, 210);
+        assert!(trimmed(2 * SECOND, 3_140, 3_120));
+        assert_eq!(memory.parts().process, 220);
+        assert!(!trimmed(3 * SECOND, 3_140, 0), "this is not much");
+        assert!(trimmed(7 * SECOND, 3_140, 3_130));
+        assert_eq!(memory.parts().process, 230);
+        assert!(!trimmed(7 * SECOND + 1, 3_142, 0), "nothing to give back");
+        assert!(trimmed(7 * SECOND + 2, 3_160, 3_100), "the limit is near");
     }
 
     #[test]

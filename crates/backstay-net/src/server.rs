@@ -33,7 +33,7 @@ use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
 
 /// Time between two looks at what the process has resident, and at what copies have left behind.
-const RESIDENT_EVERY: Duration = Duration::from_millis(300);
+const RESIDENT_EVERY: Duration = Duration::from_millis(100);
 /// How long to wait after the system refused to accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

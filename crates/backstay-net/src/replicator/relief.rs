@@ -23,8 +23,8 @@ use crate::store::ShortOf;
 
 /// Time between two looks at the memory.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// In one look shares become smaller so many times at most. Each time a sixteenth of the slots give up a
-/// sixteenth of their rows.
+/// In one look shares become smaller so many times at most. Each time a 64th of the slots, the fullest,
+/// give up a sixteenth of their rows.
 const PASSES: u32 = 64;
 /// Smaller shares stay for so long after memory was short here.
 const AFTER_A_SHORTAGE: Micros = 1_000_000;

@@ -31,11 +31,11 @@ pub(crate) enum ShortOf {
     ABackup,
 }
 
-/// On this node the slots above a smaller share are this part of its slots: each of them gives up the
-/// rows of several looks, and together they would stall the push that finds them so.
-const SLOTS_AT_ONCE: usize = 16;
-/// For a backup all slots with more than their average give up this part of it.
-const ROWS_AT_ONCE: u64 = 16;
+/// While this node is short, only this part of its slots, the fullest, are above the smaller share. Each
+/// gives up rows at its next push; more at once would stall that push.
+const SLOTS_DIVISOR: usize = 64;
+/// While a backup is full, the smaller share is by this part below the mean of all slots.
+const ROWS_DIVISOR: u64 = 16;
 
 /// Whose rows can go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,14 +59,14 @@ pub(super) struct Relief {
 fn smaller_share(rows: &mut [u64], share: u64, short: ShortOf) -> Option<u32> {
     let smaller = match short {
         ShortOf::Here => {
-            let largest = rows.len() / SLOTS_AT_ONCE;
+            let largest = rows.len() / SLOTS_DIVISOR;
             let (_, &mut above, _) = (rows.len() > largest)
                 .then(|| rows.select_nth_unstable_by_key(largest, |&one| Reverse(one)))?;
             above.saturating_sub(1)
         }
         ShortOf::ABackup => {
             let average = rows.iter().sum::<u64>().checked_div(rows.len() as u64)?;
-            average - average / ROWS_AT_ONCE
+            average - average / ROWS_DIVISOR
         }
     };
     let smaller = smaller.max(MIN_SHARE);

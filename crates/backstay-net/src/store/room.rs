@@ -70,13 +70,15 @@ impl Store {
         giving: Giving,
     ) -> Result<Room, Refusal> {
         let reserved = if self.has_memory_limit() && transaction.change.creates() {
-            // While there is much room, nobody looks at the slots; while there is some, nobody looks
-            // which of the rows are there already.
-            for bound in [Engine::growth_bound, Engine::most_growth_bytes] {
-                let most = self.sum_of_stripes(transaction, runs, bound)?;
-                if self.memory.reserve_easily(most) {
-                    return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
-                }
+            // With much room a bound is enough that looks at no slot. With some, a bound is that looks at
+            // no key. A push that got room so is not slowed.
+            let most = self.sum_of_stripes(transaction, runs, Engine::growth_bound)?;
+            if self.memory.reserve_easily(most) {
+                return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
+            }
+            let most = self.sum_of_stripes(transaction, runs, Engine::most_growth_bytes)?;
+            if self.memory.reserve_easily(most) || self.memory.reserve_most(most) {
+                return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
             }
             let wanted = self.growth_bytes(transaction, runs)?;
             self.promise(wanted, giving)?;
