@@ -169,7 +169,7 @@ impl Statistics {
     }
 }
 
-/// Paddle's `CtrCommonAccessor` has it so.
+/// Source: the score of Paddle's `CtrCommonAccessor`.
 pub fn score(show: f32, click: f32, rule: &ShowClick) -> f64 {
     let (show, click) = (f64::from(show), f64::from(click));
     rule.nonclick_coefficient * (show - click) + rule.click_coefficient * click

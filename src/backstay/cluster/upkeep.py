@@ -67,7 +67,7 @@ class Expired:
         unseen: Rows that no push has named for too long.
         score: Rows whose score is too low.
         norm: Rows whose weights have too low a norm.
-        counters: Counters of keys without a row, forgotten because they are old; 0 in a dry run.
+        counters: Counters of keys without a row that are too old.
         slots: How many slots have done it.
     """
 
