@@ -32,8 +32,8 @@ use parking_lot::RwLock;
 
 use crate::clock::WallClock;
 use crate::memory::{Memory, Part};
-pub(crate) use relief::ShortOf;
 use relief::{Giving, Relief};
+pub(crate) use relief::{Shares, ShortOf};
 use room::NoRoom;
 
 /// Engines a node is cut into, if it has that many slots.
