@@ -3,8 +3,8 @@
 A ``JobSpec`` that exists is a valid one. It goes from the job file to the job's record and to each
 worker as JSON. ``docs/reference/job-file.md`` lists every field.
 
-Imports ``backstay.settings``, ``backstay.kubernetes_spec``, ``backstay.profiles`` and
-``backstay.errors`` only; does no I/O.
+Imports ``backstay.settings``, ``backstay.kubernetes_spec``, ``backstay.profiles``,
+``backstay.addresses`` and ``backstay.errors`` only; does no I/O.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
+from backstay.addresses import split_address
 from backstay.errors import ConfigError
 from backstay.kubernetes_spec import KubernetesSpec, ScheduleSpec
 from backstay.profiles import PROFILES
@@ -577,6 +578,11 @@ class JobSpec:
     hooks: HooksSpec = setting(HooksSpec, "Commands before and after the job.")
     log_dir: str = setting("", "Folder for logs and metrics. Empty: `backstay-jobs/NAME`.")
     tensorboard: bool = setting(False, "Write TensorBoard event files, too.")
+    prometheus: str = setting(
+        "",
+        "Address where the job master shows the job's figures to Prometheus (HTTP, no token), such "
+        "as `0.0.0.0:9464`; port 0: the system chooses. Empty: none.",
+    )
     swap_embeddings_over_bytes: int = setting(
         2 * 1024 * 1024,
         "Larger embedding layers are kept on the servers.",
@@ -605,6 +611,8 @@ class JobSpec:
         if self.alerts and self.progressive is None:
             raise ConfigError("alerts: need `progressive`, whose figures they watch")
         _check_alerts(self.alerts)
+        if self.prometheus:
+            split_address("prometheus", self.prometheus)
         if len(self.to_json().encode()) > SPEC_BYTES_MAX:
             raise ConfigError(
                 f"name: the job {self.name!r} takes more than {SPEC_BYTES_MAX} bytes as JSON; "

@@ -22,6 +22,7 @@ from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.worker.local_run import LocalProgress, LocalRun
 from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
@@ -193,6 +194,29 @@ def test_an_alert_stops_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
     assert status.reason.startswith("alert: auc below 0.999 for 2 windows (")
     assert len(status.progressive.windows) == 2
     assert status.progressive.windows[-1].alerts
+
+
+def test_a_job_master_serves_its_figures(cluster: LocalCluster, tmp_path: Path) -> None:
+    import re
+    import urllib.request
+
+    spec = job(tmp_path, "predicted-shown", "torch", epochs=50, prometheus="127.0.0.1:0")
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0")
+        processes.until(lambda status: status.progressive.examples > 0)
+        found = re.search(r"metrics of the job at (\S+)", processes.log("master"))
+        assert found is not None
+
+        def scraped() -> str:
+            with urllib.request.urlopen(found[1], timeout=5) as answer:
+                text: str = answer.read().decode()
+            return text
+
+        wait_until(lambda: "backstay_job_prediction_auc{" in scraped())
+        text = scraped()
+        predicted = re.search(r"^backstay_job_predicted_total\S+ (\S+)$", text, re.MULTILINE)
+        assert predicted is not None
+        assert float(predicted[1]) >= TASK
 
 
 @pytest.mark.parametrize("framework", ["paddle", "torch"])

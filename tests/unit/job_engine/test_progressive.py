@@ -328,6 +328,7 @@ def test_records_that_cannot_be_read_are_refused(recorded: dict[str, str]) -> No
             {"progressive": {}, "alerts": [{"metric": "auc", "below": 1}] * 2},
             "alerts.1: 'auc below 1' is there already",
         ),
+        ({"prometheus": "here"}, "prometheus: 'here' is not of the form host:port"),
         ({"training": None, "validation": "a.csv", "progressive": {}}, "progressive: needs"),
     ],
 )
