@@ -45,6 +45,7 @@ from backstay.master.hosted_launcher import ExitsSeen, HostedLauncher, LaunchHan
 from backstay.master.job import Job, open_job
 from backstay.master.journal import Journal
 from backstay.master.leadership import Leadership
+from backstay.master.prometheus import serve_metrics
 from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
 from backstay.master.status import job_status
@@ -294,12 +295,15 @@ class MasterHost:
             asyncio.create_task(upkeep.run(), name="the upkeep of rows"),
         ]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
+        metrics = asyncio.create_task(
+            serve_metrics(job, lambda: self._service.status_of(job)), name="metrics"
+        )
         over = asyncio.create_task(self._over(job, saving))
         try:
             async with HostedLauncher(
                 self._spec, self._config.endpoints, handler, self._config.owner
             ) as launcher:
-                watched = {over, ending, *background}
+                watched = {over, ending, metrics, *background}
                 while not over.done():
                     done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
@@ -307,7 +311,7 @@ class MasterHost:
                 await launcher.let_leave()
                 return over.result()
         finally:
-            await end_tasks(over, ending, *background)
+            await end_tasks(over, ending, metrics, *background)
 
     async def _advance(self, job: Job) -> None:
         """Open and end rounds as the schedule says; never returns."""

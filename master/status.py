@@ -78,6 +78,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         went_back=job.figures["went_back"],
         scalings=job.scalings,
     )
+    _add_progressive(status, {} if job.progressive is None else job.progressive.shown())
     _add_round(status, job)
     _add_workers(status, job)
     status.evaluations.extend(map(_evaluation_message, job.state.evaluations))
@@ -101,6 +102,7 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         went_back=record.figures.get("went_back", 0),
         table_notes=record.table_notes,
     )
+    _add_progressive(status, record.progressive)
     status.evaluations.extend(map(_evaluation_message, record.evaluations))
     return status
 
@@ -127,6 +129,44 @@ def _evaluation_message(result: Mapping[str, Any]) -> job_pb2.EvaluationResult:
         records=result["records"],
         metrics={name: float(value) for name, value in result["metrics"].items()},
     )
+
+
+def _add_progressive(status: job_pb2.JobStatus, shown: Mapping[str, Any]) -> None:
+    """Tell figures of progressive metrics, as ``Progressive.shown`` has them; empty: none."""
+    if not shown:
+        return
+    told = job_pb2.ProgressiveStatus(
+        examples=shown["examples"],
+        skipped=shown["skipped"],
+        decayed=_figures(shown["decayed"]),
+        by=_figures_by(shown["by"]),
+        alerts=shown["alerts"],
+    )
+    for one in shown["windows"]:
+        told.windows.add(
+            number=one["number"],
+            steps=one["steps"],
+            window=_figures(one["window"]),
+            decayed=_figures(one["decayed"]),
+            window_by=_figures_by(one["window_by"]),
+            decayed_by=_figures_by(one["decayed_by"]),
+            alerts=one["alerts"],
+        )
+    status.progressive.CopyFrom(told)
+
+
+def _figures(figures: Mapping[str, float | None]) -> job_pb2.ScoreFigures:
+    return job_pb2.ScoreFigures(
+        examples=figures["examples"] or 0.0,
+        skipped=figures["skipped"] or 0.0,
+        auc=figures["auc"],
+        logloss=figures["logloss"],
+        calibration=figures["calibration"],
+    )
+
+
+def _figures_by(by: Mapping[str, Mapping[str, float | None]]) -> dict[str, job_pb2.ScoreFigures]:
+    return {value: _figures(figures) for value, figures in by.items()}
 
 
 def dead_letters(job: Job) -> list[job_pb2.DeadLetter]:

@@ -104,7 +104,7 @@ class JournalRecord(JsonRecord, what="job journal"):
 
 
 @dataclass(frozen=True)
-class JobStateRecord(JsonRecord, what="job state"):
+class JobStateRecord(JsonRecord, what="job state", added=("progressive",)):
     """``state``: where the job stands, but for the tasks.
 
     Attributes:
@@ -138,6 +138,8 @@ class JobStateRecord(JsonRecord, what="job state"):
             opened the job; for people.
         owner: Of the job on Kubernetes: uid of the Deployment whose job master opened it last.
             Empty: it ran elsewhere.
+        progressive: Figures of progressive metrics, for people, as ``Progressive.shown`` has them;
+            empty: there are none.
     """
 
     state: RunState
@@ -159,6 +161,7 @@ class JobStateRecord(JsonRecord, what="job state"):
     evaluations: tuple[Mapping[str, Any], ...] = ()
     table_notes: tuple[str, ...] = ()
     owner: str = ""
+    progressive: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a state that is none."""

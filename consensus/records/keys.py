@@ -226,6 +226,11 @@ class JobKeys:
         """The prefix of how many damaged records tasks have."""
         return f"{self.root}damaged/"
 
+    @property
+    def all_progressive(self) -> str:
+        """The prefix of what is counted of predictions before training."""
+        return f"{self.root}progressive/"
+
     def shards(self, data: str, chunk: int) -> str:
         """Return the key of a part of the shards of ``training``, ``validation``, ..."""
         return f"{self.root}shards/{data}/{chunk:06d}"
@@ -254,3 +259,15 @@ class JobKeys:
     def damaged(self, data: str, part: int) -> str:
         """Return the key of the damaged records of some tasks of ``training``, ..."""
         return f"{self.root}damaged/{data}/{part:06d}"
+
+    def progressive_counts(self, number: int) -> str:
+        """Return the key of all counts of predictions, up to the task of that number."""
+        return f"{self.all_progressive}counts/{number:019d}"
+
+    def progressive_task(self, number: int) -> str:
+        """Return the key of the scores of one task: the one that was counted as that number."""
+        return f"{self.all_progressive}tasks/{number:019d}"
+
+    def progressive_begun(self, round_name: str, task: int, batch: int) -> str:
+        """Return the key of the scores of a task's batches before the one of that number."""
+        return f"{self.all_progressive}begun/{round_name}/{task}/{batch}"

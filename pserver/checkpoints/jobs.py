@@ -68,6 +68,7 @@ async def progress_of_jobs(
                         ("done", keys.all_done),
                         ("dead_letters", keys.all_dead_letters),
                         ("damaged", keys.all_damaged),
+                        ("progressive", keys.all_progressive),
                     )
                 },
             }

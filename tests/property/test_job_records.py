@@ -61,6 +61,7 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
         "data": st.dictionaries(TEXTS, TEXTS, max_size=3),
         **dict.fromkeys(("figures", "pass_starts"), FIGURES),
         "evaluations": tuples(st.dictionaries(TEXTS, NUMBERS | TEXTS, max_size=3)),
+        "progressive": st.dictionaries(TEXTS, NUMBERS | TEXTS | st.none(), max_size=3),
     },
     CheckpointRecord: {"url": TEXTS, "id": TEXTS, "created": TEXTS},
     SaveRecord: {"id": TEXTS, "node": TEXTS, "instance": NUMBERS, "started": TEXTS},

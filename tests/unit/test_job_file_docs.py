@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from backstay.job_spec import (
+    AlertSpec,
     AutoscaleSpec,
     CheckpointSpec,
     DataSpec,
@@ -18,6 +19,7 @@ from backstay.job_spec import (
     JobSpec,
     LifetimeSpec,
     ModeSpec,
+    ProgressiveSpec,
     ServersSpec,
     WorkersSpec,
 )
@@ -32,6 +34,8 @@ SECTIONS: list[tuple[str, type, str]] = [
     ("## Data", DataSpec, "training."),
     ("## Mode", ModeSpec, "mode."),
     ("## Early stop", EarlyStop, "early_stop."),
+    ("## Progressive metrics", ProgressiveSpec, "progressive."),
+    ("## Alerts", AlertSpec, "alerts."),
     ("## Checkpoints", CheckpointSpec, "checkpoint."),
     ("## Lifetime of rows", LifetimeSpec, "lifetime."),
     ("## Workers", WorkersSpec, "workers."),

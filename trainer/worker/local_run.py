@@ -45,7 +45,8 @@ from backstay.trainer.adapter.session import SessionFactory, opened_session, set
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.other_tasks import OtherTasks, save
-from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
+from backstay.trainer.worker.scoring import AttemptScores, Scorer
+from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange, groups_by
 
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 
@@ -150,6 +151,9 @@ class LocalRun:
         session_factory: Opens a session, with servers behind it, when a layer asks for one; None:
             such layers are refused.
         report: Called about three times a second while it runs, and after each evaluation.
+
+    Raises:
+        ConfigError: The job has progressive metrics, and it is not known what the model answers.
     """
 
     def __init__(
@@ -166,6 +170,9 @@ class LocalRun:
         self._report = report
         self._stop = threading.Event()
         self._others = OtherTasks(definition, spec, "local")
+        self._scorer: Scorer | None = None
+        if spec.progressive is not None:
+            self._scorer = Scorer(spec.progressive, definition.metrics)
         self._readers: dict[str, Reader] = {}
         self._records_done: Counter[RoundId] = Counter()
         self._examples = self._predictions = 0
@@ -291,13 +298,16 @@ class LocalRun:
         job, opened, lease = self._job, given.round, given.lease
         kind, count = opened.id.kind, opened.table[lease.task].count
         outputs, damaged, is_whole = None, 0, True
+        scores: AttemptScores | None = None
         if kind is RoundKind.TRAIN_END:
             with self._saved_somewhere():
                 self._others.end_training(self._program, self._callbacks)
         else:
             with self._feed(opened, lease.task) as feed:
                 if kind is RoundKind.TRAINING:
-                    lease, is_whole = self._train(opened, lease, feed)
+                    if self._scorer is not None:
+                        scores = self._scorer.begin(0, job.scored_values)
+                    lease, is_whole = self._train(opened, lease, feed, scores)
                 elif kind is RoundKind.EVALUATION:
                     outputs = self._others.evaluate(feed, self._program, lambda: None)
                 else:
@@ -321,6 +331,7 @@ class LocalRun:
             damaged=damaged,
             outputs=brought,
             metrics=metrics,
+            scores=None if scores is None else scores.all(),
         )
         if kind is RoundKind.TRAINING:
             # No server has a stream of it.
@@ -334,7 +345,7 @@ class LocalRun:
         return TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values), seen.metrics
 
     def _train(
-        self, opened: OpenRound, lease: LeasedTask, feed: TaskFeed
+        self, opened: OpenRound, lease: LeasedTask, feed: TaskFeed, scores: AttemptScores | None
     ) -> tuple[LeasedTask, bool]:
         """Train a task's batches; fewer, if told to stop or if these were the job's last steps.
 
@@ -348,7 +359,9 @@ class LocalRun:
         examples, is_whole = 0, True
         for fed in feed:
             self._callbacks.batch_begins(job.schedule.steps)
-            loss, _ = self._program.train_batch(fed.features, fed.labels)
+            loss, predictions = self._program.train_batch(fed.features, fed.labels)
+            if scores is not None and self._scorer is not None:
+                scores.add(self._scorer.of(predictions, fed.labels, fed.groups))
             losses.append(loss)
             self._losses.append(loss)
             examples += len(fed.places)
@@ -391,6 +404,7 @@ class LocalRun:
             TaskRange(records.shard, records.start, records.count, seed),
             batch_size=self._spec.batch_size,
             bad_records_max=self._job.damaged_left(opened.id, task),
+            groups_by=groups_by(self._spec, MODES[kind]),
         )
         try:
             with feed:

@@ -42,6 +42,7 @@ from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.pace import Follower, Pace
+from backstay.trainer.worker.scoring import Scorer
 from backstay.trainer.worker.sync_pace import pace_of
 from backstay.trainer.worker.task_ends import (
     ENDING_MAX,
@@ -131,6 +132,7 @@ class Worker:
         self._definition: ModelDefinition
         self._callbacks: Callbacks
         self._pace = Pace()
+        self._scorer: Scorer | None = None
         self._feeds: TaskFeeds
         self._connection: Connection | None = None
         self._other_incarnation = False
@@ -165,7 +167,9 @@ class Worker:
                 self._spec, self._link, self._endpoints, config, self._told_to_stop
             )
             self._feeds = TaskFeeds(self._spec, self._definition)
-            self._source = TaskSource(self._link, self._feeds, self._pace, self._told)
+            if self._spec.progressive is not None:
+                self._scorer = Scorer(self._spec.progressive, self._definition.metrics)
+            self._source = TaskSource(self._link, self._feeds, self._pace, self._told, self._scorer)
             self._others = OtherTasks(self._definition, self._spec, self._id)
             self._callbacks = Callbacks(
                 self._definition.make_callbacks(),
@@ -396,6 +400,7 @@ class Worker:
                 loss=loss,
                 outputs=outputs,
                 bad_record_count=0 if feed is None else feed.bad.count,
+                scores=work.all_scores(),
             )
         )
 
@@ -448,7 +453,9 @@ class Worker:
         if following is not None:
             connection.program.prefetch(following.features)
         try:
-            loss = self._pace.step(connection.program, fed)
+            loss, predictions = self._pace.step(connection.program, fed)
+            if self._scorer is not None and work.scores is not None:
+                work.scores.add(self._scorer.of(predictions, fed.labels, fed.groups))
         except TaskLeaseLost:
             raise
         except Exception as error:
@@ -463,10 +470,10 @@ class Worker:
     # -- how a task ends ------------------------------------------------------------------
 
     def _give_back(self, work: LeasedWork, reason: str) -> None:
-        acknowledged = work.acknowledged
+        told = work.told()
         self._told(
             lambda: self._link.give_back(
-                work.task, acknowledged_batches=acknowledged, reason=reason
+                work.task, acknowledged_batches=told.batches, reason=reason, scores=told.scores
             )
         )
 
@@ -475,10 +482,15 @@ class Worker:
         _LOG.error("%s failed: %s", work, text)
         # What was acknowledged before stays acknowledged: the next attempt skips it on the servers.
         bad = bad_records_of(work.feed)
-        acknowledged = work.acknowledged
+        told = work.told()
         self._told(
             lambda: self._link.fail(
-                work.task, text, acknowledged_batches=acknowledged, records=places, bad_records=bad
+                work.task,
+                text,
+                acknowledged_batches=told.batches,
+                records=places,
+                bad_records=bad,
+                scores=told.scores,
             )
         )
 

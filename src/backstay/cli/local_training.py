@@ -149,6 +149,7 @@ class _LocalStatus:
     def _take(self, record: JobStateRecord, examples: int, seconds: float) -> None:
         """Take over where the job stands; what is known within a task is added."""
         del self.status.evaluations[:]
+        self.status.ClearField("progressive")
         self.status.MergeFrom(recorded_status(self._spec.name, record))
         self.status.examples = examples
         self.status.examples_per_s = examples / seconds if seconds else 0.0

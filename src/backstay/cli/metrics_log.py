@@ -14,15 +14,17 @@ from typing import Any
 from backstay._proto.v1 import job_pb2
 from backstay.errors import ConfigError
 
-__all__ = ["FILE_NAME", "MetricsLog", "figures_of"]
+__all__ = ["FILE_NAME", "SCORES", "MetricsLog", "figures_of", "score_figures"]
 
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 SCALARS = ("loss", "examples_per_s", "workers_alive")
+SCORES = ("auc", "logloss", "calibration")
 
 
 def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
     """Return what a line says of a job: plain values, None where nothing is known yet."""
+    progressive = {"progressive": _progressive(status)} if status.HasField("progressive") else {}
     return {
         "time_s": status.now_ms / 1000,
         "state": status.state,
@@ -38,12 +40,42 @@ def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
         "bad_records": status.bad_records,
         "workers_alive": sum(worker.alive for worker in status.workers),
         "workers_desired": status.workers_desired,
+        **progressive,
     }
 
 
 def kind_name(kind: int) -> str:
     """Return the word for a kind of task: training, evaluation, prediction, train_end."""
     return job_pb2.TaskKind.Name(kind).removeprefix("TASK_KIND_").lower()  # type: ignore[arg-type]
+
+
+def score_figures(figures: job_pb2.ScoreFigures) -> dict[str, float | None]:
+    """Return figures of predictions by name, None where one is not known; without ``skipped``."""
+    return {
+        "examples": _whole(figures.examples),
+        **{name: _known(figures, name) for name in SCORES},
+    }
+
+
+def _progressive(status: job_pb2.JobStatus) -> dict[str, Any]:
+    """Return decayed figures, and how many records were predicted since the beginning."""
+    told = status.progressive
+    return {
+        **score_figures(told.decayed),
+        "examples": told.examples,
+        "skipped": told.skipped,
+        "windows": told.windows[-1].number if told.windows else 0,
+        "alerts": list(told.alerts),
+    }
+
+
+def _known(figures: job_pb2.ScoreFigures, name: str) -> float | None:
+    value: float = getattr(figures, name)
+    return value if figures.HasField(name) else None  # type: ignore[arg-type]
+
+
+def _whole(number: float) -> float:
+    return int(number) if number.is_integer() else round(number, 3)
 
 
 class MetricsLog:
@@ -71,6 +103,7 @@ class MetricsLog:
             raise
         self._last: tuple[int, str, int] | None = None
         self._evaluations: set[tuple[int, int]] = set()
+        self._windows: set[tuple[int, int]] = set()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -86,11 +119,12 @@ class MetricsLog:
             self._events.close()
 
     def seen(self, status: job_pb2.JobStatus) -> None:
-        """Take note of evaluations that are in the log already: those of an earlier run."""
+        """Take note of what is in the log already: evaluations and windows of an earlier run."""
         self._evaluations |= {(one.round, one.steps) for one in status.evaluations}
+        self._windows |= {(one.number, one.steps) for one in status.progressive.windows}
 
     def write(self, status: job_pb2.JobStatus) -> None:
-        """Write a line if something has changed, and one for each new evaluation."""
+        """Write a line if something has changed, and one for each new evaluation and window."""
         figures = figures_of(status)
         now = (status.steps, status.state, status.tasks.done)
         if now != self._last:
@@ -113,6 +147,35 @@ class MetricsLog:
             )
             named = {f"evaluation/{name}": value for name, value in metrics.items()}
             self._scalars(named, one.steps, status.now_ms)
+
+        for window in status.progressive.windows:
+            if (window.number, window.steps) not in self._windows:
+                self._windows.add((window.number, window.steps))
+                self._write_window(window, status.now_ms)
+
+    def _write_window(self, window: job_pb2.ScoreWindow, now_ms: int) -> None:
+        figures, decayed = score_figures(window.window), score_figures(window.decayed)
+        by: dict[str, dict[str, Any]] = {
+            value: {**score_figures(one), "decayed": score_figures(window.decayed_by[value])}
+            for value, one in sorted(window.window_by.items())
+        }
+        self._line(
+            {
+                "time_s": now_ms / 1000,
+                "window": window.number,
+                "step": window.steps,
+                **figures,
+                "skipped": _whole(window.window.skipped),
+                "decayed": decayed,
+                "by": by,
+                "alerts": list(window.alerts),
+            }
+        )
+        scalars = {f"progressive/{name}": figures[name] for name in SCORES}
+        scalars |= {f"progressive/decayed_{name}": decayed[name] for name in SCORES}
+        for value, one in by.items():
+            scalars |= {f"progressive/{name}/{value}": one[name] for name in SCORES}
+        self._scalars(scalars, window.steps, now_ms)
 
     def _line(self, document: dict[str, Any]) -> None:
         self._file.write(json.dumps(document) + "\n")

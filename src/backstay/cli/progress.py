@@ -18,9 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.metrics_log import kind_name
+from backstay.cli.metrics_log import SCORES, kind_name, score_figures
 
-__all__ = ["Servers", "Show", "metrics_text", "round_text", "summary_lines"]
+__all__ = [
+    "Servers",
+    "Show",
+    "metrics_text",
+    "predictions_text",
+    "progressive_text",
+    "round_text",
+    "summary_lines",
+]
 
 LINE_PAUSE_S = 10.0
 
@@ -58,6 +66,22 @@ def metrics_text(status: job_pb2.JobStatus) -> str:
     return "  ".join(f"{name} {newest[name]:.4f}" for name in sorted(newest))
 
 
+def predictions_text(figures: job_pb2.ScoreFigures) -> str:
+    """Return figures of predictions, such as ``auc 0.7812  logloss 0.4410``; empty: none."""
+    known = score_figures(figures)
+    return "  ".join(f"{name} {known[name]:.4f}" for name in SCORES if known[name] is not None)
+
+
+def progressive_text(status: job_pb2.JobStatus) -> str:
+    """Return the decayed figures of predictions before training; empty: there are none."""
+    told = status.progressive
+    if not status.HasField("progressive"):
+        return ""
+    skipped = f", {told.skipped:,} skipped" if told.skipped else ""
+    figures = predictions_text(told.decayed)
+    return f"{figures or '-'}  ({told.examples:,} records{skipped})"
+
+
 def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     """Return what a job has come to, for people."""
     loss = f", loss {status.loss:.4f}" if status.HasField("loss") else ""
@@ -68,6 +92,9 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     metrics = metrics_text(status)
     if metrics:
         lines.append(metrics)
+    if progressive := progressive_text(status):
+        lines.append(f"before training: {progressive}")
+    lines += [f"alert: {alert}" for alert in status.progressive.alerts]
     if status.went_back:
         times = "once" if status.went_back == 1 else f"{status.went_back:,} times"
         lines.append(f"the job went back {times} to a checkpoint, and trained again from there")
@@ -188,6 +215,8 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
     ]
     if status.HasField("staleness"):
         figures.append(("staleness", f"{status.staleness:.1f}"))
+    if progressive := progressive_text(status):
+        figures.append(("before training", progressive))
     metrics = metrics_text(status)
     if metrics:
         figures.append(("metrics", metrics))
@@ -205,7 +234,8 @@ def _inexact_text(status: job_pb2.JobStatus) -> str:
 def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
     """Return what is to be said of a job beside its figures; empty: nothing."""
     inexact = _inexact_text(status) if status.inexact else ""
-    return "; ".join(filter(None, [trouble or status.trouble, inexact]))
+    alerts = [f"alert: {alert}" for alert in status.progressive.alerts]
+    return "; ".join(filter(None, [trouble or status.trouble, inexact, *alerts]))
 
 
 def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:

@@ -126,6 +126,8 @@ class Outcome:
             "log_dir": spec.log_dir,
             "output": spec.output or None,
         }
+        if "progressive" in figures:
+            document["progressive"] = figures["progressive"]
         if self.audit is not None:
             document["audit"] = audit_mapping(self.audit)
             document["records_counted_once"] = self.audit.records_counted_once

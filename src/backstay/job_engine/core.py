@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from backstay.consensus.records.jobs import JobStateRecord, RunState, stream_job_of
@@ -20,7 +20,8 @@ from backstay.job_engine.known_workers import KnownWorkers
 from backstay.job_engine.launch import LauncherReport, WorkerWish
 from backstay.job_engine.leases import RENEWALS_PER_S_MAX
 from backstay.job_engine.open_round import JobRounds, OpenRound
-from backstay.job_engine.opening import OpenedJob, StateIncarnation
+from backstay.job_engine.opening import OpenedJob, StateIncarnation, is_over
+from backstay.job_engine.progressive import Progressive
 from backstay.job_engine.records import Records
 from backstay.job_engine.refusals import Refusals
 from backstay.job_engine.stalls import Stalls
@@ -55,6 +56,7 @@ class JobCore:
         refusals: The log of answers that say no to a worker.
         state: Where the job stands, as recorded last; ``record`` adds what is kept elsewhere.
         figures: Sums over the job's life, such as of examples.
+        progressive: Metrics of predictions before training; None: the job has none.
         task_lease_ttl_ms: How long leases last; the record may already have a longer time
             (``plan_lease_ttl``).
         reported: What the launcher told last.
@@ -106,6 +108,12 @@ class JobCore:
         self.task_lease_ttl_ms = max(opened.spec.task_lease_ttl_ms, opened.state.task_lease_ttl_ms)
         self.state = replace(opened.state, data=digests, task_lease_ttl_ms=self.task_lease_ttl_ms)
         self.figures = Counter(opened.state.figures)
+        self.progressive: Progressive | None = None
+        if self.spec.progressive is not None:
+            self.progressive = Progressive(
+                self.spec, keys, records, opened.progressive, self.is_recorded_done, clock()
+            )
+            self.progressive.show_windows(opened.state.progressive)
         self._renewals_per_s_max = renewals_per_s_max
         # Workers.
         self.reported = LauncherReport()
@@ -143,6 +151,7 @@ class JobCore:
             schedule=self.schedule.to_json(),
             workers=self.workers.to_json(),
             figures={**self.figures, "steps": self.schedule.steps},
+            progressive={} if self.progressive is None else self.progressive.shown(),
         )
 
     @property
@@ -153,6 +162,20 @@ class JobCore:
     def note_trouble(self, what: str, trouble: str) -> None:
         """Show people what is wrong with something; empty: nothing any more."""
         self.trouble[what] = trouble
+
+    def is_recorded_done(self, round_name: str, task: int) -> bool:
+        """Return whether a task of a round is done, as its records say."""
+        round_id = RoundId.parse(round_name)
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            return is_over(self.schedule, round_id)
+        done = opened.ledger.done
+        return task < done.size and task in done
+
+    @property
+    def scored_values(self) -> Sequence[str]:
+        """The values of the column of ``progressive.by`` that have figures of their own."""
+        return () if self.progressive is None else self.progressive.values
 
     # How the job ends.
 
@@ -233,6 +256,21 @@ class JobCore:
                 log.warning("%s: %s; %s tasks %s go back", worker, why, opened.id, tasks)
             self._came_back(opened)
 
+    def _look_at_scores(self) -> None:
+        """End a window of progressive metrics that is full or whose time is over.
+
+        It comes after the tasks that are counted are staged as done. An alert may stop the job,
+        unless all of it is trained.
+        """
+        if self.progressive is None or self.is_over or self.schedule.outcome is not None:
+            return
+        window = self.progressive.window
+        why_stop = self.progressive.look(self.schedule.steps, self.now())
+        if self.progressive.window != window:
+            self.stage_state()
+        if why_stop:
+            self.end("stopped", why_stop)
+
     def _came_back(self, opened: OpenRound) -> None:
         """Stage that tasks of a round are to do again, and wake those who wait for one."""
         self.rounds.stage(opened)
@@ -256,6 +294,7 @@ class JobCore:
         round_id: RoundId,
         done: TaskBits | None = None,
         dead_letters: Iterable[DeadLetter] = (),
+        begun_scores: Mapping[tuple[int, int], bytes] | None = None,
     ) -> OpenRound:
         return self.rounds.open(
             round_id,
@@ -264,4 +303,5 @@ class JobCore:
             steps=self.schedule.steps,
             done=done,
             dead_letters=dead_letters,
+            begun_scores=begun_scores,
         )

@@ -17,6 +17,7 @@ from backstay.consensus.records.keys import JobKeys
 from backstay.job.metrics import METRICS
 from backstay.job_engine.ledger import NOBODY, TaskLedger
 from backstay.job_engine.records import Records
+from backstay.job_engine.round_scores import RoundScores
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import DeadLetter, LeasedTask, LedgerLimits
 from backstay.job_spec import JobSpec
@@ -44,6 +45,7 @@ class OpenRound:
         outputs: Of an evaluation: what its tasks have brought.
         metrics: Of an evaluation: what to compute from the outputs, by name.
         steps: Steps of the job when the round was opened.
+        scores: Progressive metrics: what was predicted of tasks that are not done.
     """
 
     id: RoundId
@@ -52,6 +54,7 @@ class OpenRound:
     outputs: RoundOutputs = field(default_factory=RoundOutputs)
     metrics: dict[str, str] = field(default_factory=dict)
     steps: int = 0
+    scores: RoundScores = field(default_factory=RoundScores)
 
     @property
     def is_evaluation(self) -> bool:
@@ -71,6 +74,9 @@ class OpenRound:
         if self.is_evaluation:
             return changed.workers
         name, ledger = str(self.id), self.ledger
+        for task in changed.dead_letters:
+            # Whoever tries it again goes on behind its acknowledged batches.
+            self.record_scores(records, keys, task, self.scores.batches(task))
         for number in changed.chunks:
             records.stage(keys.done(name, number), partial(_done_text, ledger, number))
         for task in changed.dead_letters:
@@ -88,6 +94,15 @@ class OpenRound:
             records.stage(
                 keys.dead_letters(name, task), partial(_dead_letter_text, self.ledger, task)
             )
+        for task, batches in self.scores.recorded():
+            text = self.scores.text(task, batches)
+            records.stage_text(keys.progressive_begun(name, task, batches), text)
+
+    def record_scores(self, records: Records, keys: JobKeys, task: int, batches: int) -> None:
+        """Have the journal write the scores of the batches before an attempt's first one."""
+        text = self.scores.begin(task, batches)
+        if text is not None:
+            records.stage_text(keys.progressive_begun(str(self.id), task, batches), text)
 
     def erase(self, records: Records, keys: JobKeys, *, keeps_done: bool = False) -> None:
         """Have the journal remove all records of this round.
@@ -108,6 +123,8 @@ class OpenRound:
             records.stage_removal(keys.dead_letters(name, task))
         for worker in sorted({NOBODY, *self.ledger.workers, *changed.workers}):
             records.stage_removal(keys.leased(name, worker))
+        for task, batch in self.scores.recorded():
+            records.stage_removal(keys.progressive_begun(name, task, batch))
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of an evaluation; may take seconds, so call it in a thread."""
@@ -153,6 +170,7 @@ def open_round(
     steps: int,
     done: TaskBits | None = None,
     dead_letters: Iterable[DeadLetter] = (),
+    begun_scores: Mapping[tuple[int, int], bytes] | None = None,
 ) -> OpenRound:
     """Return a round that begins, or that continues what the journal or a checkpoint has of it.
 
@@ -174,7 +192,9 @@ def open_round(
         sizes=table.batches(spec.batch_size) if trains else None,
         keeps_streams=trains,
     )
-    return OpenRound(round_id, table, ledger, steps=steps)
+    by = "" if spec.progressive is None else spec.progressive.by
+    scores = RoundScores(by, begun_scores)
+    return OpenRound(round_id, table, ledger, steps=steps, scores=scores)
 
 
 def _limits(spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True) -> LedgerLimits:
@@ -239,6 +259,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         steps: int,
         done: TaskBits | None = None,
         dead_letters: Iterable[DeadLetter] = (),
+        begun_scores: Mapping[tuple[int, int], bytes] | None = None,
     ) -> OpenRound:
         """Return a round of the job, and keep it; see ``open_round``."""
         opened = self._rounds[round_id] = open_round(
@@ -250,6 +271,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             steps=steps,
             done=done,
             dead_letters=dead_letters,
+            begun_scores=begun_scores,
         )
         return opened
 

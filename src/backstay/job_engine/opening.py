@@ -14,16 +14,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from backstay.consensus.records.jobs import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.errors import InvalidRequest, JobRefused
+from backstay.job_engine.ledger import NOBODY
 from backstay.job_engine.open_round import OpenRound, open_round
 from backstay.job_engine.progress import KeptJob
 from backstay.job_engine.records import Records
+from backstay.job_engine.round_scores import RoundScores, begun_scores
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
-from backstay.job_engine.values import DeadLetter, Failure, WorkerRecord, first_attempt
+from backstay.job_engine.values import (
+    DeadLetter,
+    Failure,
+    LeasedTask,
+    WorkerRecord,
+    first_attempt,
+)
 from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.job_spec import JobSpec
 from backstay.schedule.damaged import DamagedRecords
@@ -71,6 +80,7 @@ class OpenedJob(NamedTuple):
         workers: How many worker processes there are to be, and which.
         rounds: The rounds of which the journal has records.
         damaged: Damaged records of the data, as far as known.
+        progressive: What is recorded of progressive metrics, as ``Progressive`` takes it.
     """
 
     spec: JobSpec
@@ -81,6 +91,7 @@ class OpenedJob(NamedTuple):
     workers: WorkerSet
     rounds: Mapping[RoundId, OpenRound]
     damaged: DamagedRecords
+    progressive: Mapping[str, str] = MappingProxyType({})
 
 
 def new_job(spec: JobSpec, tables: Mapping[str, TaskTable], identity: JobSpecRecord) -> OpenedJob:
@@ -245,7 +256,8 @@ def opened_job(
     records.stage_text(keys.spec, identity.to_json())
     damaged = DamagedRecords()
     damaged.learn(recorded.below(keys.all_damaged))
-    return OpenedJob(spec, identity, state, tables, schedule, workers, rounds, damaged)
+    progressive = recorded.below(keys.all_progressive)
+    return OpenedJob(spec, identity, state, tables, schedule, workers, rounds, damaged, progressive)
 
 
 def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
@@ -294,6 +306,7 @@ def _rounds(
                 continue
         size = len(round_table(tables, round_id))
         done, dead_letters = _ended_tasks(recorded, keys, records, schedule, round_id, size)
+        begun = _begun_scores(recorded, keys, spec, round_id)
         opened = open_round(
             round_id,
             tables,
@@ -304,12 +317,41 @@ def _rounds(
             steps=schedule.steps,
             done=done,
             dead_letters=dead_letters,
+            begun_scores=begun,
         )
         for key, text in workers.items():
             record = WorkerRecord.from_json(text)
+            if begun is not None:
+                record = _as_far_as_scored(record, opened.scores)
             opened.ledger.adopt_worker(keys.worker_of(key), record, now_s)
+        for task in opened.scores.tasks():
+            # Its lease may have been recorded before that.
+            known = LeasedTask(task, 0, opened.scores.batches(task))
+            opened.ledger.adopt(NOBODY, known, now_s)
         rounds[round_id] = opened
     return rounds
+
+
+def _begun_scores(
+    recorded: RecordedJob, keys: JobKeys, spec: JobSpec, round_id: RoundId
+) -> dict[tuple[int, int], bytes] | None:
+    """Return the scores that attempts of a round began with; None: the job has no such metrics."""
+    if spec.progressive is None or round_id.kind is not RoundKind.TRAINING:
+        return None
+    texts = recorded.below(keys.all_progressive)
+    return begun_scores(texts, str(round_id), spec.progressive.by)
+
+
+def _as_far_as_scored(record: WorkerRecord, scores: RoundScores) -> WorkerRecord:
+    """Return a worker's record with no batches acknowledged whose scores are not recorded.
+
+    They are done again, unless a worker tells their scores once more.
+    """
+    leased = (
+        one._replace(acknowledged=min(one.acknowledged, scores.batches(one.task)))
+        for one in record.leased
+    )
+    return replace(record, leased=tuple(leased))
 
 
 def _ended_tasks(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
@@ -56,6 +57,7 @@ class JobProgress:
         inexact: Since when and why records may count never or twice; empty: each counts once.
         damaged: Damaged records of the data, as ``DamagedRecords.learn`` takes them.
         passes_begun: Training passes of which a task was given out, or may have been.
+        progressive: What is counted of predictions, as ``Progressive`` takes it.
     """
 
     job_uid: str
@@ -65,6 +67,7 @@ class JobProgress:
     inexact: str = ""
     damaged: Mapping[str, str] = field(default_factory=dict)
     passes_begun: int = 0
+    progressive: Mapping[str, str] = field(default_factory=dict)
 
 
 class KeptJob(NamedTuple):
@@ -77,6 +80,7 @@ class KeptJob(NamedTuple):
         dead_letters: Its dead-lettered tasks, by round and task.
         damaged: Damaged records of its data, by data and part.
         is_current: Whether it had followed the cluster's last restore when they were read.
+        progressive: What was counted of predictions.
     """
 
     identity: JobSpecRecord
@@ -85,6 +89,7 @@ class KeptJob(NamedTuple):
     dead_letters: Mapping[str, str]
     damaged: Mapping[str, str]
     is_current: bool
+    progressive: Mapping[str, str] = MappingProxyType({})
 
     def progress(self, tables: Mapping[str, TaskTable]) -> JobProgress:
         """Return how far the job was.
@@ -110,6 +115,7 @@ class KeptJob(NamedTuple):
             state.inexact,
             self.damaged,
             state.passes_begun,
+            self.progressive,
         )
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
@@ -159,6 +165,7 @@ def kept_job(progress: Any, job: str) -> KeptJob | None:
         damaged=form.damaged,
         is_current=(state.restore_version, state.generation)
         == (found.restore_version, found.generation),
+        progressive=form.progressive,
     )
 
 
@@ -172,7 +179,7 @@ class _JobsForm(JsonRecord, what="progress of jobs"):
 
 
 @dataclass(frozen=True)
-class _JobForm(JsonRecord, what="progress of a job"):
+class _JobForm(JsonRecord, what="progress of a job", added=("progressive",)):
     """The records of one job, as JSON."""
 
     spec: str
@@ -180,3 +187,4 @@ class _JobForm(JsonRecord, what="progress of a job"):
     done: Mapping[str, str]
     dead_letters: Mapping[str, str]
     damaged: Mapping[str, str]
+    progressive: Mapping[str, str] = field(default_factory=dict)

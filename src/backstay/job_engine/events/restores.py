@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -16,6 +17,8 @@ from backstay.checkpoint.restore_state import RestoreState
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.opening import StateIncarnation, reconcile
 from backstay.job_engine.progress import JobProgress, kept_job
+from backstay.job_engine.progressive import Progressive
+from backstay.job_engine.round_scores import begun_scores
 from backstay.job_engine.rows_change import (
     RowsChange,
     cause_of,
@@ -23,8 +26,10 @@ from backstay.job_engine.rows_change import (
     what_to_do,
     why_inexact,
 )
+from backstay.job_engine.values import DeadLetter
 from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.rounds import RoundId
 from backstay.schedule.schedule import Schedule
 
 __all__ = ["RestoreEvents"]
@@ -84,6 +89,7 @@ class RestoreEvents(JobCore):
         DamagedRecords().learn(progress.damaged)
         for one in progress.rounds.values():
             one.done_bits()
+        Progressive.check(progress.progressive)
         return progress
 
     def follow(self, restore: RestoreState, progress: JobProgress | None, unix_s: float) -> None:
@@ -140,8 +146,12 @@ class RestoreEvents(JobCore):
             ),
         )
         for round_id, one in progress.rounds.items():
-            self._open(round_id, *reconcile(schedule, round_id, one.done_bits(), one.dead_letters))
+            done, dead_letters = reconcile(schedule, round_id, one.done_bits(), one.dead_letters)
+            scores = self._begun_scores(round_id, progress, dead_letters)
+            self._open(round_id, done, dead_letters, scores)
         self.rounds.stage_all()
+        if self.progressive is not None:
+            self.progressive.go_back(progress.progressive, self.is_recorded_done, self.now())
         self._count_all_steps()
         # Before any attempt of this start is recorded: no job master gives their numbers again.
         self.stage_state()
@@ -150,6 +160,19 @@ class RestoreEvents(JobCore):
             self.workers = WorkerSet(WorkerPolicy.of(self.spec))
         for known in self.known:
             known.answer = None
+
+    def _begun_scores(
+        self, round_id: RoundId, progress: JobProgress, dead_letters: Iterable[DeadLetter]
+    ) -> dict[tuple[int, int], bytes]:
+        """Return the scores of acknowledged batches of tasks that are dead-lettered.
+
+        All others begin anew.
+        """
+        spec, failed = self.spec.progressive, {one.task for one in dead_letters}
+        if spec is None or not failed:
+            return {}
+        found = begun_scores(progress.progressive, str(round_id), spec.by)
+        return {place: packed for place, packed in found.items() if place[0] in failed}
 
     def _take_figures(self, progress: JobProgress, restore_version: int) -> None:
         """Take the sums and damaged records of restored progress; count that the job went back."""
