@@ -29,6 +29,7 @@ from backstay.consensus.store import CoordinationStore, Delete, Txn
 from backstay.consensus.store.follow import FencingToken
 from backstay.consensus.store.remote import RemoteStore
 from backstay.control_server import ControlServer
+from backstay.data.opening import open_stream
 from backstay.errors import (
     ConfigError,
     DataError,
@@ -48,6 +49,7 @@ from backstay.master.leadership import Leadership
 from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
 from backstay.master.status import job_status
+from backstay.master.stream_poll import StreamPoll
 from backstay.master.upkeep import RowUpkeep
 from backstay.tasks import end_tasks
 
@@ -249,6 +251,8 @@ class MasterHost:
     async def _serve(self) -> RunState:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
+        training = self._spec.training
+        source = open_stream(training) if training and self._spec.is_stream else None
         opened = await open_job(
             self._store,
             self._keys,
@@ -293,6 +297,9 @@ class MasterHost:
             asyncio.create_task(saving.watch_restores(), name="restores"),
             asyncio.create_task(upkeep.run(), name="the upkeep of rows"),
         ]
+        if source is not None:
+            polling = StreamPoll(job, source).run()
+            background.append(asyncio.create_task(polling, name="the training data"))
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         over = asyncio.create_task(self._over(job, saving))
         try:

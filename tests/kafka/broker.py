@@ -17,10 +17,11 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from backstay.pserver.free_ports import free_ports
 from tests.waiting import wait_until
@@ -145,7 +146,11 @@ class KafkaBroker:
     ) -> None:
         """Make a topic, and wait until it is there."""
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
-        self._admin().create_topics([topic])[name].result(CALL_S)
+        # The client must live until the answer is there.
+        admin = self._admin()
+        admin.create_topics([topic])[name].result(CALL_S)
+        # The broker hears of it from its controller.
+        wait_until(lambda: _is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
         """Write messages, and wait until the broker has them all."""
@@ -166,7 +171,8 @@ class KafkaBroker:
     def drop_before(self, topic: str, partition: int, offset: int) -> None:
         """Have a topic drop the messages below an offset, as retention does."""
         parts = [TopicPartition(topic, partition, offset)]
-        for done in self._admin().delete_records(parts).values():
+        admin = self._admin()
+        for done in admin.delete_records(parts).values():
             done.result(CALL_S)
 
     def _admin(self) -> AdminClient:
@@ -183,3 +189,8 @@ class KafkaBroker:
     def _java(self, main: str, *words: str, heap: str = "-Xmx128m") -> list[str]:
         classes = f"{self._jars}/*"
         return ["java", heap, "-cp", classes, main, *words, str(self._properties)]
+
+
+def _is_led(topic: Any) -> bool:
+    """Return whether a broker leads each partition of a topic, as its metadata tell."""
+    return topic.error is None and all(one.leader >= 0 for one in topic.partitions.values())

@@ -23,7 +23,7 @@ SCALARS = ("loss", "examples_per_s", "workers_alive")
 
 def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
     """Return what a line says of a job: plain values, None where nothing is known yet."""
-    return {
+    figures = {
         "time_s": status.now_ms / 1000,
         "state": status.state,
         "kind": kind_name(status.kind),
@@ -39,6 +39,11 @@ def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
         "workers_alive": sum(worker.alive for worker in status.workers),
         "workers_desired": status.workers_desired,
     }
+    if status.HasField("stream"):
+        stream = status.stream
+        figures["lag_records"] = stream.lag_records if stream.HasField("lag_records") else None
+        figures["dropped_records"] = stream.dropped_records
+    return figures
 
 
 def kind_name(kind: int) -> str:
@@ -69,7 +74,7 @@ class MetricsLog:
         except BaseException:
             self._file.close()
             raise
-        self._last: tuple[int, str, int] | None = None
+        self._last: tuple[int, str, int, int] | None = None
         self._evaluations: set[tuple[int, int]] = set()
 
     def __enter__(self) -> MetricsLog:
@@ -92,7 +97,8 @@ class MetricsLog:
     def write(self, status: job_pb2.JobStatus) -> None:
         """Write a line if something has changed, and one for each new evaluation."""
         figures = figures_of(status)
-        now = (status.steps, status.state, status.tasks.done)
+        lag = status.stream.lag_records
+        now = (status.steps, status.state, status.tasks.done, lag)
         if now != self._last:
             self._last = now
             self._line(figures)

@@ -67,9 +67,13 @@ class Stream:
 
     def took(self, takes: Iterable[Take]) -> int:
         """Take note of takes; returns how many offsets before them the source had dropped."""
-        after = followed(self.positions, [(take.name, take.records) for take in takes])
+        shards = [(take.name, take.records) for take in takes]
+        after = followed(self.positions, shards)
         self.positions = after.positions
         self.dropped += after.dropped
+        if self.lag is not None:
+            taken, lag = sum(records for _, records in shards), self.lag
+            self.lag = Lag(lag.untaken - taken, lag.ahead + taken, lag.dropped - after.dropped)
         return after.dropped
 
     def measure(self, ends: Mapping[str, PartEnds], ahead: int) -> None:

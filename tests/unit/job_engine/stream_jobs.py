@@ -109,7 +109,7 @@ class StreamJob:
 
     def do(self, most: int = 1000) -> list[tuple[str, int, int]]:
         """Do what there is to do; return which records: shard, first, number."""
-        parts = []
+        parts: list[tuple[str, int, int]] = []
         while len(parts) < most and (given := self.give()) is not None:
             part = given.round.table[given.lease.task]
             parts.append((part.shard, part.start, part.count))

@@ -67,7 +67,12 @@ def test_records_that_came_with_others_begin_to_wait_anew() -> None:
 
 @pytest.mark.parametrize(
     ("ahead", "counts"),
-    [(9, {}), (10, {"a": 10}), (39, {"a": 10, "b": 10, "c": 10}), (60, {"a": 40, "b": 10, "c": 10})],
+    [
+        (9, {}),
+        (10, {"a": 10}),
+        (39, {"a": 10, "b": 10, "c": 10}),
+        (60, {"a": 40, "b": 10, "c": 10}),
+    ],
 )
 def test_partitions_share_the_room(ahead: int, counts: dict[str, int]) -> None:
     ends = {"a": PartEnds(0, 90), "b": PartEnds(0, 10), "c": PartEnds(0, 10)}
