@@ -25,6 +25,7 @@ from backstay.errors import BackstayError, ConfigError, DataUnavailable
 from backstay.job_spec import DataSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
+from tests.integration.counting_worker import restore
 from tests.integration.tiny_jobs import write_model
 from tests.kafka.broker import KafkaBroker
 from tests.waiting import wait_until
@@ -262,6 +263,46 @@ def test_a_job_on_a_topic_that_is_filled_counts_each_message_once_whoever_dies(
     lines = (tmp_path / "backstay-jobs" / "clicks" / "metrics.jsonl").read_text().splitlines()
     lags = [figures["lag_records"] for figures in map(json.loads, lines) if "state" in figures]
     assert any(lag is not None for lag in lags)
+
+
+def test_a_restore_takes_the_job_back_to_the_offsets_of_the_checkpoint(
+    broker: KafkaBroker, topic: str, tmp_path: Path, eventually: Any
+) -> None:
+    pytest.importorskip("torch")
+    model = write_model(tmp_path, "torch").name
+    text = JOB.format(model=model, topic=topic, broker=broker.address)
+    text = text.replace("checkpoint: none", "checkpoint: {every: pass, every_tasks: 7}")
+    (tmp_path / "job.yaml").write_text(text.replace("records: 2000", "records: 500"))
+    settings = {"slot_count": 16, "checkpoint_url": str(tmp_path / "checkpoints")}
+    with LocalCluster(2, settings=settings) as cluster:
+        command = Command(tmp_path, cluster.endpoints)
+        client = JobClient(cluster.endpoints, "clicks", config=cluster.client_config())
+        command.start()
+        try:
+            with Filling(broker, topic, 2):
+                for times in range(1, 3):
+                    # Between two of them the job goes on with what it takes.
+                    begun = until(client, command, lambda one: bool(one.checkpoint))
+                    newest = until(
+                        client,
+                        command,
+                        lambda one, begun=begun: one.checkpoint != begun.checkpoint,
+                    )
+                    until(
+                        client,
+                        command,
+                        lambda one, newest=newest: one.examples >= newest.examples + 1000,
+                    )
+                    restore(cluster, newest.checkpoint, eventually)
+                    until(client, command, lambda one, times=times: one.went_back == times)
+            caught_up(client, command)
+            command.jobs("stop", "clicks")
+            code, result = command.ended()
+            assert (code, result["went_back"]) == (130, 2), command.said()
+            assert_counted(command, broker, topic)
+        finally:
+            command.kill()
+            client.close()
 
 
 def until(client: JobClient, command: Command, holds: Any) -> job_pb2.JobStatus:
