@@ -47,6 +47,7 @@ def frames_of_origins(
     keys = struct.pack("<2Q", 1, wire.MASK)
     rows = struct.pack("<6f", 0.0, -0.0, 1.5, -1e30, 1e-40, 0.1)
     weighted = struct.pack("<8f", *range(8))
+    summed = struct.pack("<10f", *range(10))
     # Of two slots; an odd number of values is filled up to a whole word.
     origins = struct.pack("<2Q", 7 << 40 | 12, wire.MASK)
     odd = struct.pack("<Q3f4x", 1, 0.5, -1.0, 0.0)
@@ -59,6 +60,20 @@ def frames_of_origins(
         (
             "push with weights, shows and clicks",
             wire.Frame("Push", 0, 3, push(9, 0.5, row_elements=4), keys + weighted),
+        ),
+        (
+            "push with sums",
+            wire.Frame("Push", 0, 3, push(10, 0.5, row_elements=5), keys + summed),
+        ),
+        (
+            "push with sums, shows and clicks",
+            wire.Frame("Push", 0, 3, push(11, 0.5, row_elements=5), keys + summed),
+        ),
+        ("pull with sums", wire.Frame("Pull", 0, 2, {**pull, "flags": 2}, keys)),
+        ("pull with origins and sums", wire.Frame("Pull", 0, 2, {**pull, "flags": 3}, keys)),
+        (
+            "pull reply with sums and origins",
+            wire.Frame("PullReply", 0, 2, pulled, rows + weighted + origins),
         ),
         ("pull with origins", wire.Frame("Pull", 0, 2, {**pull, "flags": 1}, keys)),
         ("pull reply with origins", wire.Frame("PullReply", 0, 2, pulled, rows + origins)),
@@ -184,7 +199,7 @@ def hostile_frames() -> list[dict[str, Any]]:
         ("unknown compensation", patched(gradients, 32 + 62, "B", 9), 1),
         ("unknown flag of a push", patched(gradients, 32 + 61, "B", 2), 1),
         ("origins without gradients", patched(good["push of weights"], 32 + 61, "B", 1), 5),
-        ("unknown flag of a pull", patched(good["pull with origins"], 32 + 24, "Q", 2), 1),
+        ("unknown flag of a pull", patched(good["pull with origins"], 32 + 24, "Q", 4), 1),
         ("unknown threshold", patched(expire, 32 + 64, "I", 8), 1),
         ("threshold is NaN", patched(expire, 32 + 72, "Q", 0x7FF8000000000000), 5),
         ("decay above 1", patched(good["decay"], 32 + 56, "I", 0x3F8CCCCD), 5),

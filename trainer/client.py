@@ -25,7 +25,7 @@ from backstay.cluster.upkeep import Expired, Thresholds, check_period, decay_now
 from backstay.cluster.watch import ClusterWatch, ProgressHook, made_data_plane
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
-from backstay.tables import DelayCompensated, Sparse, Staleness, TableSpec
+from backstay.tables import AdaptiveRevision, Sparse, Staleness, TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_counts, as_keys, as_rows, output
 from backstay.trainer.pending import Pending
 from backstay.trainer.push_steps import PushSteps
@@ -594,8 +594,9 @@ class Client:
             known = self._tables[spec.name] = Table.of(spec)
             if self._config.measure_staleness or spec.staleness != "ignore":
                 self._native.track_staleness(known.id)
-            if isinstance(spec.staleness, DelayCompensated):
-                self._native.keep_references(known.id)
+            if not isinstance(spec.staleness, str):
+                sums = isinstance(spec.staleness, AdaptiveRevision)
+                self._native.keep_references(known.id, sums=sums)
         return known
 
     def _table(self, table: Table | str) -> Table:

@@ -1,52 +1,44 @@
 """Test AUC and logloss when gradients are stale, and what compensation wins back.
 
 A DeepFM on Frappe and on census income. All weights are on a pserver: rows and network have the
-optimizer of ``--optimizer``. One process plays all workers by turns, so that two cores suffice for
+optimizer of ``--optimizer``. One process plays all workers by turns, so that one core suffices for
 64: at its turn a worker pushes the gradients of its batch, pulls, and computes those of its next
 one. So a push of one of n workers is n - 1 steps stale, always. The rules:
 
 - ``sync``: the n workers' gradients are averaged, and pushed at once; no push is stale;
 - ``async``: each push has the whole learning rate;
-- the others: as ``async``, with that compensation of the tables.
+- the others: as ``async``, with that compensation of the tables (``revision``: Adagrad only).
 
 Every rule has the learning rate that is best for one worker, as ``--rates`` has it.
 
 Frappe is not ours to ship: ``--data`` names the folder of frappe_ctr.tsv.gz (see
-examples/ctr/README.md). Without it census is measured alone. ``--plots`` writes an SVG file
-for each data set.
+examples/ctr/README.md). Without it census is measured alone. ``--out`` names a folder for the
+table in Markdown, an SVG file for each data set and the runs; with ``--limit-minutes`` the program
+begins no run that would end later, reports what is complete, and goes on when it is called again.
 
-Usage: ``python -m bench.jobs.staleness --data FOLDER [--workers 1 16] [--rules async scale]``
+Usage: ``python -m bench.jobs.staleness --data FOLDER --out FOLDER [--workers 1 16] [--seeds 1]``
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
-import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from backstay import tables
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer import Client
 from bench.experiments.plot import Line, svg
-from bench.jobs.adam_steps import DIM, DeepFM, Floats, Ints, Log, auc, initial_rows
+from bench.jobs.adam_steps import DIM, Ints, initial_rows
+from bench.jobs.click_runs import Gradients, Job, Model, add_arguments, jobs_of
+from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured
 from bench.jobs.local import print_result
-from bench.programs import REPOSITORY
 
-CENSUS = REPOSITORY / "examples" / "census" / "data" / "adult.data.gz"
-# Columns of adult.data that are numbers with many values: each becomes one of twenty ranges.
-CENSUS_RANGES = (0, 10, 11, 12)
-# The weight of the census bureau, and the education as a number, which stands there as a word.
-CENSUS_LEFT_OUT = (2, 4)
 BATCH = 128
 # What a rule sets as the tables' staleness.
 STALENESS: dict[str, tables.Staleness] = {
@@ -55,53 +47,10 @@ STALENESS: dict[str, tables.Staleness] = {
     "scale": "scale",
     "delay": tables.DelayCompensated(0.04),
     "delay_adaptive": tables.DelayCompensated(2.0, adaptive=True),
+    "revision": tables.AdaptiveRevision(),
 }
-
-
-class Job(NamedTuple):
-    """What is trained, and how."""
-
-    name: str
-    log: Log
-    rate: float
-    passes: int
-
-
-class Found(NamedTuple):
-    """Of one run."""
-
-    auc: float
-    logloss: float
-
-
-def census() -> Log:
-    """Read the records, shuffled once, so that their last tenth is a fair test."""
-    with gzip.open(CENSUS, "rt") as file:
-        lines = [line.strip().split(", ") for line in io.StringIO(file.read()) if line.strip()]
-    table = np.array(lines)[np.random.default_rng(0).permutation(len(lines))]
-    columns = []
-    for number in range(table.shape[1] - 1):
-        if number in CENSUS_LEFT_OUT:
-            continue
-        column: NDArray[np.generic] = table[:, number]
-        if number in CENSUS_RANGES:
-            values = column.astype(np.float64)
-            column = np.digitize(values, np.unique(np.quantile(values, np.linspace(0, 1, 21))))
-        columns.append(column)
-    ids, rows = np.empty((len(table), len(columns)), np.int64), 0
-    for field, column in enumerate(columns):
-        names, numbers = np.unique(column, return_inverse=True)
-        ids[:, field] = numbers.reshape(-1) + rows
-        rows += len(names)
-    return Log(ids, np.char.startswith(table[:, -1], ">").astype(np.float32), rows)
-
-
-class Gradients(NamedTuple):
-    """Those of a batch: of rows by key, and of the network."""
-
-    keys: Ints
-    rows: Floats
-    network: Floats
+OPTIMIZERS = {"sgd": tables.SGD, "adagrad": tables.Adagrad}
+PLOT_FILE, TABLE_FILE = "staleness-{}.svg", "staleness.md"
 
 
 @dataclass
@@ -113,175 +62,170 @@ class Worker:
 
 
 class Training:
-    """One run of a job by a number of workers."""
+    """One run of a job by a number of workers, on a cluster that others have used before."""
 
-    def __init__(self, endpoints: str, job: Job, rule: str, optimizer: str, seed: int) -> None:
-        torch.manual_seed(seed)
-        self._endpoints = endpoints
+    def __init__(self, cluster: LocalCluster, job: Job, case: Case, optimizer: str) -> None:
+        self._cluster = cluster
         self._job = job
-        self._order = np.random.default_rng(seed)
-        self.model = DeepFM(job.log.ids.shape[1])
-        flat = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().numpy()
-        made = {"sgd": tables.SGD, "adagrad": tables.Adagrad}[optimizer](job.rate)
-        staleness = STALENESS[rule]
-        self._rows = TableSpec.sparse("rows", DIM, optimizer=made, staleness=staleness)
-        self._network = TableSpec.dense("network", flat.shape, optimizer=made, staleness=staleness)
-        with Client(endpoints) as client:
-            client.create_table(self._rows)
-            client.assign("rows", np.arange(job.log.rows), initial_rows(job.log, seed))
-            client.create_table(self._network)
-            client.init_dense("network", flat)
+        self._model = Model(job, case.seed)
+        made, staleness = OPTIMIZERS[optimizer](job.rate), STALENESS[case.rule]
+        initial, name = self._model.initial, "-".join(map(str, case))
+        self._rows = TableSpec.sparse(f"{name}/rows", DIM, optimizer=made, staleness=staleness)
+        self._network = TableSpec.dense(
+            f"{name}/network", initial.shape, optimizer=made, staleness=staleness
+        )
+        with Client(cluster.endpoints) as client:
+            rows = client.create_table(self._rows)
+            client.assign(rows, np.arange(job.log.rows), initial_rows(job.log, case.seed))
+            client.init_dense(client.create_table(self._network), initial)
 
-    def batches(self, size: int) -> list[Ints]:
-        """Return the places of the records of all batches, in order."""
-        end, _ = self._job.log.cuts()
-        batches = []
-        for _ in range(self._job.passes):
-            shuffled = self._order.permutation(end)
-            batches += [shuffled[at : at + size] for at in range(0, end - size + 1, size)]
-        return batches
-
-    def pull_and_compute(self, worker: Worker, places: Ints) -> None:
+    def _pull_and_compute(self, worker: Worker, places: Ints) -> None:
         """Leave a worker with the gradients of a batch."""
-        log = self._job.log
-        keys, inverse = np.unique(log.ids[places], return_inverse=True)
-        rows = torch.from_numpy(worker.client.pull("rows", keys)).requires_grad_()
-        network = torch.from_numpy(worker.client.pull_dense("network"))
-        torch.nn.utils.vector_to_parameters(network, self.model.parameters())
-        looked_up = rows[torch.from_numpy(inverse.reshape(len(places), -1))]
-        labels = torch.from_numpy(log.labels[places])
-        self.model.zero_grad()
-        logits = self.model(looked_up)
-        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
-        assert rows.grad is not None
-        gradients = [one.grad.reshape(-1) for one in self.model.parameters()]
-        worker.held = Gradients(keys, rows.grad.numpy(), torch.cat(gradients).numpy())
+        keyed = self._model.keys(places)
+        rows = worker.client.pull_async(self._rows.name, keyed[0])
+        network = worker.client.pull_dense_async(self._network.name)
+        worker.held = self._model.gradients(places, keyed, rows.result(), network.result())
 
-    def push(self, worker: Worker) -> None:
+    def _push(self, worker: Worker) -> None:
         """Push what a worker has, if it has something."""
         held, worker.held = worker.held, None
         if held is not None:
-            worker.client.push("rows", held.keys, held.rows)
-            worker.client.push_dense("network", held.network)
+            rows = worker.client.push_async(self._rows.name, held.keys, held.rows)
+            worker.client.push_dense(self._network.name, held.network)
+            rows.result()
 
     def run(self, workers: int, size: int) -> None:
         """Train with workers by turns."""
         with ExitStack() as stack:
-            clients = [stack.enter_context(Client(self._endpoints)) for _ in range(workers)]
-            for client in clients:
-                client.create_table(self._rows)
-                client.create_table(self._network)
-            playing = [Worker(client) for client in clients]
-            for number, places in enumerate(self.batches(size)):
+            playing = [
+                Worker(stack.enter_context(Client(self._cluster.endpoints))) for _ in range(workers)
+            ]
+            for number, places in enumerate(self._model.batches(size)):
                 worker = playing[number % workers]
-                self.push(worker)
-                self.pull_and_compute(worker, places)
+                self._push(worker)
+                self._pull_and_compute(worker, places)
             for worker in playing:
-                self.push(worker)
+                self._push(worker)
 
-    def evaluate(self) -> Found:
-        """Judge the model on the test part."""
-        log = self._job.log
-        _, begin = log.cuts()
-        with Client(self._endpoints) as client:
-            client.create_table(self._rows)
-            client.create_table(self._network)
-            whole = torch.from_numpy(client.pull("rows", np.arange(log.rows)))
-            network = torch.from_numpy(client.pull_dense("network"))
-        torch.nn.utils.vector_to_parameters(network, self.model.parameters())
-        self.model.eval()
-        with torch.no_grad():
-            logits = self.model(whole[torch.from_numpy(log.ids[begin:])]).numpy()
-        labels = log.labels[begin:]
-        losses = np.logaddexp(0.0, logits) - labels * logits
-        return Found(auc(labels, logits), float(losses.mean()))
+    def judge(self) -> tuple[float, float]:
+        """Return AUC and logloss on the test part."""
+        with Client(self._cluster.endpoints) as client:
+            rows = client.pull(self._rows.name, np.arange(self._job.log.rows))
+            return self._model.judge(rows, client.pull_dense(self._network.name))
 
 
-def measure(job: Job, rule: str, workers: int, optimizer: str, seeds: int) -> tuple[Found, float]:
-    """Return the means over the seeds, and the deviation of the AUC."""
-    found = []
-    for seed in range(seeds):
-        with LocalCluster(servers=1) as cluster:
-            training = Training(cluster.endpoints[0], job, rule, optimizer, seed)
-            if rule == "sync":
-                training.run(1, BATCH * workers)
-            else:
-                training.run(workers, BATCH)
-            found.append(training.evaluate())
-    mean = Found(*(float(np.mean(values)) for values in zip(*found, strict=True)))
-    return mean, float(np.std([one.auc for one in found]))
+def measure(cluster: LocalCluster, job: Job, case: Case, optimizer: str) -> Found:
+    """Do one run."""
+
+    def run() -> tuple[float, float]:
+        training = Training(cluster, job, case, optimizer)
+        if case.rule == "sync":
+            training.run(1, BATCH * case.number)
+        else:
+            training.run(case.number, BATCH)
+        return training.judge()
+
+    return measured(run, lambda: megabytes(cluster))
 
 
-def won_back(figures: dict[tuple[str, int], Found], rule: str, workers: int) -> float | None:
+def megabytes(cluster: LocalCluster) -> float:
+    """Return what the servers have received from clients and sent to them so far."""
+    with ClusterInspection(cluster.endpoints, cluster.client_config()) as inspection:
+        nodes = inspection.status()["nodes"]
+    moved = [node["stats"]["bytes_received"] + node["stats"]["bytes_sent"] for node in nodes]
+    return float(sum(moved)) / 1e6
+
+
+def cases_of(jobs: list[Job], arguments: argparse.Namespace) -> Iterator[Case]:
+    """Yield all runs: the whole table with one seed comes before the next seed."""
+    for seed in range(arguments.seeds):
+        for job in jobs:
+            for workers in arguments.workers:
+                # With one worker all rules are the same.
+                rules = arguments.rules if workers > 1 else ["async"]
+                yield from (Case(job.name, rule, workers, seed) for rule in rules)
+
+
+def won_back(runs: Runs, job: str, rule: str, workers: int) -> float | None:
     """Return the share of async's loss of AUC against one worker that a rule wins back."""
-    alone = figures.get(("async", 1))
-    plain, other = figures.get(("async", workers)), figures.get((rule, workers))
-    if alone is None or plain is None or other is None or plain.auc >= alone.auc:
+    all_seeds = [runs.seeds(job, "async", 1), runs.seeds(job, "async", workers)]
+    all_seeds.append(runs.seeds(job, rule, workers))
+    common = set.intersection(*map(set, all_seeds))
+    if not common:
         return None
-    return (other.auc - plain.auc) / (alone.auc - plain.auc)
+    alone, plain, other = (
+        float(np.mean([seeds[seed].auc for seed in sorted(common)])) for seeds in all_seeds
+    )
+    return (other - plain) / (alone - plain) if plain < alone else None
 
 
-def measure_all(job: Job, arguments: argparse.Namespace) -> dict[str, float]:
-    """Measure a data set, print its table and write its plot."""
-    print(f"\n{job.name}: {arguments.optimizer}, rate {job.rate:g}, {job.passes} passes\n")
-    print("| workers | rule | AUC | over seeds | logloss | of async's loss won back |")
-    print("| --- | --- | --- | --- | --- | --- |", flush=True)
-    figures: dict[tuple[str, int], Found] = {}
-    plain: dict[str, float] = {}
-    for workers in arguments.workers:
-        for rule in arguments.rules:
-            if workers == 1 and rule != "async":
-                continue
-            found, deviation = measure(job, rule, workers, arguments.optimizer, arguments.seeds)
-            figures[rule, workers] = found
-            back = won_back(figures, rule, workers) if rule not in ("async", "sync") else None
-            shown = "" if back is None else f"{back:.0%}"
-            print(
-                f"| {workers} | {rule} | {found.auc:.4f} | ±{deviation:.4f} | {found.logloss:.4f} "
-                f"| {shown} |",
-                flush=True,
-            )
-            plain[f"{job.name}_{rule}_{workers}_auc"] = found.auc
-            plain[f"{job.name}_{rule}_{workers}_logloss"] = found.logloss
-            if back is not None:
-                plain[f"{job.name}_{rule}_{workers}_won_back"] = back
-    if arguments.plots is not None:
-        path = arguments.plots / f"staleness-{job.name}.svg"
-        path.write_text(plot(job, arguments.rules, figures), encoding="utf-8")
-    return plain
+def table_of(runs: Runs, cases: list[Case], optimizer: str) -> tuple[list[str], dict[str, float]]:
+    """Return the table, row by row, and its figures by name."""
+    lines = [
+        f"All tables have {optimizer}; means over the seeds.",
+        "",
+        "| data | workers | rule | seeds | AUC | over seeds | logloss | of async's loss won back "
+        "| MB | s a run |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    figures: dict[str, float] = {}
+    for job, rule, workers in dict.fromkeys(case[:3] for case in cases):
+        seeds, count = runs.seeds(job, rule, workers), runs.count(job, rule, workers)
+        if not seeds:
+            if count:
+                lines.append(f"| {job} | {workers} | {rule} | {count} | | | | | | |")
+            continue
+        mean, deviation = mean_of(seeds.values()), np.std([one.auc for one in seeds.values()])
+        back = won_back(runs, job, rule, workers) if rule not in ("async", "sync") else None
+        shown = "" if back is None else f"{back:.0%}"
+        lines.append(
+            f"| {job} | {workers} | {rule} | {count} | {mean.auc:.4f} | ±{deviation:.4f} "
+            f"| {mean.logloss:.4f} | {shown} | {mean.megabytes:.0f} | {mean.seconds:.1f} |"
+        )
+        name = f"{job}_{rule}_{workers}"
+        figures |= {f"{name}_auc": mean.auc, f"{name}_logloss": mean.logloss}
+        if back is not None:
+            figures[f"{name}_won_back"] = back
+    return lines, figures
 
 
-def plot(job: Job, rules: list[str], figures: dict[tuple[str, int], Found]) -> str:
+def plot(runs: Runs, job: str, rules: list[str], workers: list[int]) -> str:
     """Return the AUC of each rule over the workers, as powers of two."""
     lines = []
     for rule in rules:
-        # With one worker all rules are the same.
-        of_rule = {n: one.auc for (name, n), one in figures.items() if name == rule or n == 1}
-        points = tuple((float(np.log2(n)), of_rule[n]) for n in sorted(of_rule))
-        lines.append(Line(rule, points, dashed=rule == "sync"))
-    return svg(f"{job.name}: test AUC", "workers, log2", "AUC", lines)
+        points = []
+        for number in sorted(workers):
+            # With one worker all rules are the same.
+            seeds = runs.seeds(job, "async" if number == 1 else rule, number)
+            if seeds:
+                points.append((float(np.log2(number)), mean_of(seeds.values()).auc))
+        if points:
+            lines.append(Line(rule, tuple(points), dashed=rule == "sync"))
+    return svg(f"{job}: test AUC", "workers, log2", "AUC", lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--data", type=Path, help="folder of frappe_ctr.tsv.gz")
+    add_arguments(parser, rates=(0.05, 0.05), passes=(5, 2))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 4, 16, 64])
-    parser.add_argument("--rules", nargs="+", choices=STALENESS, default=STALENESS)
-    parser.add_argument("--optimizer", choices=("sgd", "adagrad"), default="adagrad")
-    parser.add_argument("--rates", nargs=2, type=float, default=(0.05, 0.05), help="census, Frappe")
-    parser.add_argument("--passes", nargs=2, type=int, default=(5, 2), help="census, Frappe")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--plots", type=Path, metavar="FOLDER")
+    parser.add_argument("--rules", nargs="+", choices=STALENESS, default=list(STALENESS))
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
     arguments = parser.parse_args()
-    jobs = [Job("census", census(), arguments.rates[0], arguments.passes[0])]
-    if arguments.data is None:
-        print("Frappe is left out: --data names no folder of it", file=sys.stderr)
-    else:
-        log = Log.read(arguments.data / "frappe_ctr.tsv.gz")
-        jobs.append(Job("frappe", log, arguments.rates[1], arguments.passes[1]))
-    figures: dict[str, float] = {}
-    for job in jobs:
-        figures |= measure_all(job, arguments)
+    if arguments.optimizer != "adagrad":
+        arguments.rules = [rule for rule in arguments.rules if rule != "revision"]
+    jobs = jobs_of(arguments)
+    by_name = {job.name: job for job in jobs}
+    cases = list(cases_of(jobs, arguments))
+    runs = Runs(arguments, [arguments.optimizer])
+    with LocalCluster(servers=1) as cluster:
+        runs.do(cases, lambda case: measure(cluster, by_name[case.job], case, arguments.optimizer))
+    lines, figures = table_of(runs, cases, arguments.optimizer)
+    print("\n".join(lines))
+    if arguments.out is not None:
+        (arguments.out / TABLE_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for job in {case.job for case in runs.found} & set(by_name):
+            drawn = plot(runs, job, arguments.rules, arguments.workers)
+            (arguments.out / PLOT_FILE.format(job)).write_text(drawn, encoding="utf-8")
     print_result(figures)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -233,7 +234,7 @@ def _other_rows(present: KnownTable, lines: list[str]) -> str:
 def _other_settings(present: KnownTable, wanted: KnownTable) -> str:
     lines = differences_of(present.spec_json, wanted.spec_json)
     asked = _assignments(json.loads(present.spec_json), json.loads(wanted.spec_json))
-    by_hand = f"pserverctl tables set {present.name} {asked}, or " if asked else ""
+    by_hand = f"pserverctl tables set {shlex.quote(present.name)} {asked}, or " if asked else ""
     return (
         f"table {present.name!r} exists with other settings: {_few(lines)}. To change them: "
         f"{by_hand}update_settings=True where the trainer connects"
@@ -254,7 +255,7 @@ def _assignments(present: dict[str, Any], wanted: dict[str, Any]) -> str:
         words.append(f"{STALENESS}={staleness_of(wanted)}")
     old, new = lifetime_settings(present), lifetime_settings(wanted)
     words += [f"{name}={_word(new[name])}" for name in new if new[name] != old[name]]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def _few(lines: list[str]) -> str:

@@ -210,7 +210,7 @@ class DataServer:
     ) -> None:
         """Replace the rows of one slot of one table."""
     def slot_digest(self, slot: int) -> tuple[int, int]:
-        """Return ``(position, digest)``; equal rows and stream memory give equal digests."""
+        """Return ``(position, digest)``; equal rows and equal memory of a slot give equal digests."""
     def slot_bytes(self) -> NDArray[np.uint64]:
         """Return for each slot the bytes that its rows here would take in a checkpoint."""
     def copy_slots(self, slots_json: str, most_bytes: int, cancelled: Cancellation) -> CopiedSlots:
@@ -411,8 +411,13 @@ class DataClient:
         """End ``next_event``."""
     def track_staleness(self, table: int) -> None:
         """Have pulls of a table ask from where their rows come, and pushes to it tell that."""
-    def keep_references(self, table: int) -> None:
-        """Keep the rows of pulls of a table, and have pushes to it bring them along."""
+    def keep_references(self, table: int, *, sums: bool = False) -> None:
+        """Keep what pulls of a table bring, and have pushes to it bring it along.
+
+        Args:
+            table: It compensates the delay of gradients.
+            sums: Keep the sums of gradients that come with the rows, not the rows.
+        """
     def plan(self, keys: NDArray[np.uint64]) -> KeyPlan:
         """Make a batch of keys [n] ready."""
     def pull_begin(
@@ -560,10 +565,15 @@ class SimNode:
         values: Sequence[float],
         known_version: int = 2**64 - 1,
         change: str = "",
+        origins: Sequence[int] | None = None,
+        reference: str = "",
     ) -> tuple[int, str]:
         """Take a push on, or without ``values`` a delete, or what ``change`` says.
 
         ``change`` is "expire" or "decay", of the slots of the keys. The keys are sorted by slot.
+
+        ``origins`` are what ``pull`` told, one for each slot. With ``reference`` "weights" or
+        "sums" these stand behind each gradient, as they were pulled.
 
         ``known_version`` is the client's routing.
 
@@ -576,6 +586,15 @@ class SimNode:
         """Close a stream in every slot that is served here; the answer as of ``push``."""
     def read(self, now: int, table: int, keys: Sequence[int]) -> tuple[int, list[float]]:
         """Return a refusal's code (0: none) and the rows, as a client would get them."""
+    def pull(
+        self, now: int, table: int, keys: Sequence[int]
+    ) -> tuple[int, list[float], list[float], list[int]]:
+        """Return a refusal's code (0: none), rows, and what a push will tell of them.
+
+        That is the sums of a table that keeps some, and an origin for each slot.
+        """
+    def staleness(self, table: int) -> tuple[int, int]:
+        """Return slots of pushes of which it is known how stale they were, and the sum."""
     def peek(self, table: int, keys: Sequence[int]) -> list[float]:
         """Return the rows as they are, whoever is their master."""
     def holds(self, stream: tuple[int, int, int], sequence: int, slot: int) -> bool:
@@ -594,7 +613,7 @@ class SimNode:
     def place(self, slot: int) -> tuple[int, int]:
         """Return the position of a slot, and the position with what is staged."""
     def digest(self, slot: int) -> int:
-        """Return a hash of a slot's rows and streams."""
+        """Return a hash of a slot's rows and memory."""
     def serving_state(self, slot: int) -> str:
         """Return ``elsewhere``, ``waiting`` or ``serving``."""
     def slot_state(self, slot: int) -> tuple[int, int, int, bool]:

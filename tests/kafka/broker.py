@@ -21,9 +21,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from backstay.pserver.free_ports import free_ports
+from tests.processes import takes_connections
 from tests.waiting import wait_until
 
 __all__ = ["KafkaBroker", "require_kafka"]
@@ -181,6 +183,8 @@ class KafkaBroker:
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self._folder / "broker.log").read_text()[-2000:]
+        if not takes_connections(int(self.address.rpartition(":")[2])):
+            return False
         try:
             return bool(self._admin().list_topics(timeout=1).brokers)
         except KafkaException:

@@ -36,12 +36,10 @@ def main() -> int:
         "tasks": arguments.tasks,
         "deletes": arguments.deletes,
         "lifetimes": arguments.lifetimes,
+        "stale": arguments.stale,
     }
-    flags = "".join(
-        f" --{name}"
-        for name in ("jobs", "restores", "inexact", "cuts", "tasks", "deletes", "lifetimes")
-        if getattr(arguments, name)
-    )
+    names = ("jobs", "restores", "inexact", "cuts", "tasks", "deletes", "lifetimes", "stale")
+    flags = "".join(f" --{name}" for name in names if getattr(arguments, name))
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
         alone = arguments.trace or len(seeds) == 1
         if alone:
@@ -104,6 +102,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", action="store_true", help="with tasks whose master never dies")
     parser.add_argument(
         "--lifetimes", action="store_true", help="with rows that expire, and scores that decay"
+    )
+    parser.add_argument(
+        "--stale", action="store_true", help="with tables that make up for stale gradients"
     )
     parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

@@ -24,6 +24,7 @@ from tests.sim.network import Network
 from tests.sim.plans import Operators, plan_of
 from tests.sim.pserver import Pserver
 from tests.sim.settings import TableSettings
+from tests.sim.staleness import StaleTrainer, stale_keys, stale_tables
 from tests.sim.store import SimStore
 from tests.sim.tasks import TaskBook, TaskTrainer
 from tests.sim.trainer import Trainer
@@ -119,6 +120,7 @@ class Cluster:
         cuts: bool = False,
         deletes: bool = False,
         lifetimes: bool = False,
+        stale: bool = False,
     ) -> None:
         self.allows_inexact = inexact
         self.cuts_passes = cuts
@@ -130,12 +132,14 @@ class Cluster:
         self.processes: dict[int, Pserver] = {}
         self.table_json = json.dumps(TABLE | ({"lifetime": LIFETIME} if lifetimes else {}))
         self.table = _native.table_id("counts")
+        self.stale_tables_json = stale_tables() if stale else []
         self.keys = list(range(1, 4 * self.options.slots + 1))
         slots = _native.slots_of(np.array(self.keys, dtype=np.uint64), self.options.slots)
         self.slot_of = dict(zip(self.keys, slots.tolist(), strict=True))
         owners = self.options.trainers if deletes or lifetimes else 0
         self.deletions = Deletions(self, seed, trainers=owners, lifetimes=lifetimes)
         self.slot_of |= self.deletions.slot_of
+        self.slot_of |= stale_keys(self.options.slots) if stale else {}
         self.history = History(self.slot_of, self.fail)
         self._token = 0
         self._instance = 0
@@ -160,6 +164,9 @@ class Cluster:
             first = len(self.trainers)
             numbers = range(first, first + self.options.trainers + 1)
             self.trainers += [TaskTrainer(self, number, self.tasks) for number in numbers]
+        for table in self.stale_tables_json:
+            for _ in range(2):
+                self.trainers.append(StaleTrainer(self, len(self.trainers), table))
         self.keys_of: dict[int, list[int]] = {}
         for key in self.keys:
             self.keys_of.setdefault(self.slot_of[key], []).append(key)
@@ -429,6 +436,11 @@ class Cluster:
             if len(digests) != 1:
                 self.fail(f"I4: the replicas of slot {slot} differ at rest")
         self._check_fit()
+        for process in self.processes.values():
+            for table in self.stale_tables_json:
+                told, total = process.native.staleness(_native.table_id(json.loads(table)["name"]))
+                self.queue.counts["pushes_told"] += told
+                self.queue.counts["staleness"] += total
 
 
 def simulate(
@@ -442,6 +454,7 @@ def simulate(
     cuts: bool = False,
     deletes: bool = False,
     lifetimes: bool = False,
+    stale: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -455,6 +468,7 @@ def simulate(
         cuts: Jobs cut passes short, and their checkpoints take time.
         deletes: Trainers delete rows as well.
         lifetimes: The table has a lifetime, and rows expire as well.
+        stale: With tables that make up for stale gradients, and trainers that push such.
     """
     cluster = Cluster(
         seed,
@@ -466,6 +480,7 @@ def simulate(
         cuts=cuts,
         deletes=deletes,
         lifetimes=lifetimes,
+        stale=stale,
     )
     failure = ""
     try:

@@ -78,6 +78,8 @@ class Pserver:
             copy_window_bytes=options.copy_window * ROW_BYTES,
         )
         self.native.create_table(cluster.table_json)
+        for table_json in cluster.stale_tables_json:
+            self.native.create_table(table_json)
         self.is_alive = True
         self.is_paused = False
         self.work_delay = 150
@@ -284,10 +286,13 @@ class Pserver:
         answer: Callable[[int], None],
         *,
         change: str = "",
+        table: int | None = None,
+        origins: list[int] | None = None,
+        reference: str = "",
     ) -> None:
         """Take a push, or without values a delete or ``change``, on.
 
-        ``answer`` gets 0 or a refusal's code.
+        ``answer`` gets 0 or a refusal's code. Of another ``table``: from where its gradients come.
         """
         token = self.cluster.next_token()
         self.answers[token] = answer
@@ -298,11 +303,13 @@ class Pserver:
             stream=stream,
             sequence=sequence,
             floor=floor,
-            table=self.cluster.table,
+            table=self.cluster.table if table is None else table,
             keys=keys,
             values=values,
             known_version=known_version,
             change=change,
+            origins=origins,
+            reference=reference,
         )
         self.queue.log(
             self.node_id,

@@ -33,6 +33,7 @@ SEEDS = 1_000
 FEW_SEEDS = 100
 RESTORED_SEEDS = 100
 DELETING_SEEDS = 60
+STALE_SEEDS = 30
 TASK_SEEDS = [range(30), pytest.param(range(30, 100), marks=pytest.mark.slow)]
 
 
@@ -251,6 +252,21 @@ def test_rows_that_expire_at_any_moment_are_gone_on_every_replica(checkpoints: b
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert min(counts[what] for what in ("expires", "decays", "zeros", "deletes")) > DELETING_SEEDS
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_replicas_make_up_for_stale_gradients_alike(checkpoints: bool) -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        with_stale = partial(simulate, stale=True, checkpoints=checkpoints)
+        outcomes = list(pool.map(with_stale, range(STALE_SEEDS), chunksize=5))
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    counts = sum((one.counts for one in outcomes), Counter())
+    for table in ("scaled", "delayed", "revised"):
+        assert counts[f"pushes_{table}"] > 10 * STALE_SEEDS
+    assert counts["deletes_stale"] > STALE_SEEDS
+    # Most of them come late, by more than one update.
+    assert counts["pushes_told"] > 30 * STALE_SEEDS
+    assert counts["staleness"] > counts["pushes_told"]
 
 
 def test_a_late_copy_of_a_delete_that_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

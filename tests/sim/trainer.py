@@ -158,12 +158,7 @@ class Trainer:
         def answer(code: int) -> None:
             network.send(process.place, self.place, lambda: answered(code))
 
-        values = [] if push.change in WITHOUT_VALUES else [push.value] * len(keys)
-        carried = partial(
-            process.on_push, push.stream, push.sequence, self.floor, keys, values, self._version
-        )
-        if push.change in LIVES:
-            carried = partial(carried, change=push.change)
+        carried = self._request(push, process, keys)
 
         def request() -> None:
             known.update((slot, process.native.slot_state(slot)[1]) for slot in slots)
@@ -194,6 +189,16 @@ class Trainer:
         if not process.is_alive:
             network.send(process.place, self.place, refused)
         self.queue.after(TIMEOUT, give_up)
+
+    def _request(
+        self, push: Push, process: Pserver, keys: list[int]
+    ) -> Callable[[Callable[[int], None]], None]:
+        """Return what brings a part of a push to a process, given what takes the answer."""
+        values = [] if push.change in WITHOUT_VALUES else [push.value] * len(keys)
+        carried = partial(
+            process.on_push, push.stream, push.sequence, self.floor, keys, values, self._version
+        )
+        return partial(carried, change=push.change) if push.change in LIVES else carried
 
     def _carry(self, process: Pserver, request: Callable[[], None]) -> None:
         self.cluster.network.send(self.place, process.place, partial(process.handle, request))

@@ -1,5 +1,6 @@
 """The benchmark's arithmetic: ratios, medians, verdicts, order of running, the JSON line."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from bench.figures import (
 )
 from bench.groups import GROUPS, Group, Ratio, Sizes
 from bench.jobs.disk import BLOCK_BYTES, read_bytes_per_s, write_bytes_per_s
+from bench.jobs.kept_runs import Case, Found, Runs
 from bench.jobs.pushes import PushTimes, TimedPush, rows_of
 from bench.jobs.resize import fewest_bytes
 from bench.programs import ProgramFailed, Unavailable, Workshop, run_program
@@ -233,3 +235,31 @@ def test_the_disk_is_measured_with_every_byte_and_left_as_it_was(tmp_path: Path)
     assert write_bytes_per_s(tmp_path, 2 * BLOCK_BYTES + 1) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert read_bytes_per_s([kept, kept]) > 0
+
+
+def test_runs_that_are_done_are_not_done_again(tmp_path: Path) -> None:
+    def arguments(limit_minutes: float | None = None) -> argparse.Namespace:
+        return argparse.Namespace(
+            rates=[0.1, 0.1], passes=[1, 1], limit_minutes=limit_minutes, out=tmp_path
+        )
+
+    cases = [Case("census", "async", 4, seed) for seed in range(3)]
+    found = [Found(0.75, 0.5, 8.0, 1.0), Found(float("nan"), float("nan"), float("nan"), 1.0)]
+    done: list[Case] = []
+
+    def measure(case: Case) -> Found:
+        done.append(case)
+        return found[case.seed == 2]
+
+    assert not Runs(arguments(limit_minutes=0.0), [1]).do(cases, measure)
+    assert done == []
+    assert Runs(arguments(), [1]).do(cases[:1], measure)
+    runs = Runs(arguments(), [1])
+    assert runs.do(cases, measure)
+    assert done == cases
+    # What is kept is read again; one run diverged, and no mean knows of it.
+    runs = Runs(arguments(), [1])
+    assert runs.seeds("census", "async", 4) == {0: found[0], 1: found[0]}
+    assert runs.count("census", "async", 4) == "2 (1 more diverged)"
+    assert runs.count("census", "scale", 4) == ""
+    assert Runs(arguments(), [2]).found == {}

@@ -23,6 +23,7 @@ from backstay.tables import (
     Adam,
     Adamax,
     AdamW,
+    AdaptiveRevision,
     AdmitAfter,
     AdmitByScore,
     AdmitWithProbability,
@@ -95,6 +96,7 @@ SPECS = [
     TableSpec.dense("s2", (3,), staleness="scale"),
     TableSpec.sparse("s3", 1, staleness=DelayCompensated(0.04)),
     TableSpec.dense("s4", (3,), staleness=DelayCompensated(2, adaptive=True)),
+    TableSpec.sparse("s5", 3, optimizer=Adagrad(0.1), staleness=AdaptiveRevision()),
     TableSpec.sparse("l8", 1, lifetime=Lifetime(capacity=Capacity(99, evict="lowest_score"))),
 ]
 
@@ -180,6 +182,15 @@ def test_an_unknown_word_for_staleness_is_refused_with_those_that_there_are() ->
     ):
         TableSpec.sparse("t", 1, staleness="sclae")  # type: ignore[arg-type]
     assert "staleness" not in SPECS[0].to_json()
+
+
+def test_adaptive_revision_with_another_optimizer_is_refused_by_name() -> None:
+    words = "TableSpec.staleness is AdaptiveRevision; allowed with the optimizer Adagrad only: "
+    with pytest.raises(ConfigError, match=f"{words}this table has Adam"):
+        TableSpec.sparse("t", 1, optimizer=Adam(), staleness=AdaptiveRevision())
+    other = TableSpec.sparse("t", 1, optimizer=Adam()).to_json()[:-1]
+    with pytest.raises(ConfigError, match="with the optimizer adagrad only; this table has adam"):
+        _native.canonical_table(f'{other}, "staleness": "adaptive_revision"}}')
 
 
 def test_missing_fields_take_their_defaults() -> None:

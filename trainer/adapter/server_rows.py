@@ -23,7 +23,7 @@ from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 
-__all__ = ["RowGradients", "ServerRows"]
+__all__ = ["RowGradients", "ServerRows", "described_optimizer"]
 
 # Batches that may be fetched ahead; the oldest is forgotten beyond that.
 PREFETCHED_BATCHES_MAX = 8
@@ -337,6 +337,20 @@ class ServerRows:
                 )
             self._table = table
         return self._table
+
+
+def described_optimizer(
+    own: tables.Optimizer | None, staleness: tables.Staleness | None
+) -> tables.Optimizer | None:
+    """Return the optimizer in a layer's description; one that has none of its own gets it later.
+
+    Args:
+        own: The layer's.
+        staleness: The layer's; what stands there until then must go with it.
+    """
+    if own is None and isinstance(staleness, tables.AdaptiveRevision):
+        return tables.Adagrad(0.01)
+    return own
 
 
 def _keys_of(lookups: Sequence[Lookup]) -> Keys:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay.errors import ConfigError
 from backstay.tables import Staleness, TableSpec
 from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_counts, as_keys
 from backstay.trainer.client import Client
@@ -17,7 +18,7 @@ from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream
 
-__all__ = ["ForwardingClient", "PreparedKeys", "counts_of", "finished"]
+__all__ = ["ForwardingClient", "PreparedKeys", "check_staleness", "counts_of", "finished"]
 
 
 class PreparedKeys:
@@ -167,6 +168,20 @@ class ForwardingClient:
     def table_of(self, table: Table | str) -> Table:
         """Return the table itself."""
         return self.table(table) if isinstance(table, str) else table
+
+
+def check_staleness(spec: TableSpec, mode: str) -> None:
+    """Refuse a table whose pushes must tell from where their gradients come.
+
+    Raises:
+        ConfigError: A push of this mode is no gradient of rows that its client has just pulled.
+    """
+    if not isinstance(spec.staleness, str):
+        raise ConfigError(
+            f"mode {mode}: the table {spec.name!r} has staleness={type(spec.staleness).__name__}, "
+            "which is for modes async and bounded: a push of this mode has the gradients of other "
+            "workers or steps, too. Choose one of these modes, or leave staleness out"
+        )
 
 
 def finished(value: NDArray[np.float32] | None = None) -> Pending[Any]:

@@ -14,9 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from backstay.errors import InvalidRequest
+from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_rows
 from backstay.trainer.client import Client
-from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, counts_of, finished
+from backstay.trainer.modes.forwarding import (
+    ForwardingClient,
+    PreparedKeys,
+    check_staleness,
+    counts_of,
+    finished,
+)
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
@@ -116,6 +123,15 @@ class GatheringClient(ForwardingClient):
         """Stand before a client."""
         super().__init__(client)
         self._gathered: list[Gradient] = []
+
+    def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
+        """Create a table; see ``Client.create_table``.
+
+        Raises:
+            ConfigError: It compensates the delay of gradients.
+        """
+        check_staleness(spec, "sync")
+        return super().create_table(spec, update_settings=update_settings)
 
     def push_async(
         self,

@@ -18,7 +18,13 @@ from backstay.errors import ConfigError
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_rows, output, sum_by_key
 from backstay.trainer.client import Client
-from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, counts_of, finished
+from backstay.trainer.modes.forwarding import (
+    ForwardingClient,
+    PreparedKeys,
+    check_staleness,
+    counts_of,
+    finished,
+)
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
@@ -114,8 +120,9 @@ class GeoClient(ForwardingClient):
         """Create a table, which must have SGD.
 
         Raises:
-            ConfigError: It has another optimizer.
+            ConfigError: It has another optimizer, or compensates the delay of gradients.
         """
+        check_staleness(spec, "geo")
         table = super().create_table(spec, update_settings=update_settings)
         _rate_of(table)
         return table

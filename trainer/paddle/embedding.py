@@ -19,7 +19,7 @@ from paddle.base.framework import EagerParamBase
 from backstay import tables
 from backstay.errors import ConfigError
 from backstay.trainer.adapter.lookup import Lookup
-from backstay.trainer.adapter.server_rows import ServerRows
+from backstay.trainer.adapter.server_rows import ServerRows, described_optimizer
 from backstay.trainer.adapter.session import connection
 from backstay.trainer.client import Client
 from backstay.trainer.paddle.lookup import as_gradient, as_keys, as_tensor, attach_gradient
@@ -89,7 +89,7 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
         spec = tables.TableSpec.sparse(
             table_name if session is None else session.table_name(table_name),
             embedding_dim,
-            optimizer=optimizer,
+            optimizer=described_optimizer(optimizer, staleness),
             initializer=initializer_of(weight_attr, num_embeddings, embedding_dim),
             seed=seed,
             storage=storage,
@@ -158,8 +158,9 @@ class Embedding(_ServerLayer):
             (default) or clip.
         lifetime: When rows come and go. Default: each id gets a row with its first push, for
             good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
-        staleness: What the servers do about stale gradients: "ignore", "scale" or a
-            ``DelayCompensated``. Default: the client's setting ``staleness``.
+        staleness: What the servers do about stale gradients: "ignore", "scale", a
+            ``DelayCompensated`` or ``AdaptiveRevision()``. Default: the client's setting
+            ``staleness``.
 
     Raises:
         ConfigError: No connection, or an initializer that the servers do not have.

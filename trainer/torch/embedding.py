@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from backstay import tables
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.trainer.adapter.lookup import Lookup
-from backstay.trainer.adapter.server_rows import ServerRows
+from backstay.trainer.adapter.server_rows import ServerRows, described_optimizer
 from backstay.trainer.adapter.session import connection, numbered
 from backstay.trainer.client import Client
 from backstay.trainer.torch.lookup import as_gradient, as_keys, as_tensor, attach_gradient
@@ -75,7 +75,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         spec = tables.TableSpec.sparse(
             table_name if session is None else session.table_name(table_name),
             embedding_dim,
-            optimizer=optimizer,
+            optimizer=described_optimizer(optimizer, staleness),
             initializer=DEFAULT_INITIALIZER if initializer is None else initializer,
             seed=seed,
             storage=storage,
@@ -147,8 +147,9 @@ class Embedding(_ServerModule):
             (default) or clip.
         lifetime: When rows come and go. Default: each id gets a row with its first push, for
             good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
-        staleness: What the servers do about stale gradients: "ignore", "scale" or a
-            ``DelayCompensated``. Default: the client's setting ``staleness``.
+        staleness: What the servers do about stale gradients: "ignore", "scale", a
+            ``DelayCompensated`` or ``AdaptiveRevision()``. Default: the client's setting
+            ``staleness``.
 
     Raises:
         ConfigError: No connection, or a setting out of range.

@@ -148,8 +148,8 @@ pub struct Engine {
     tables: BTreeMap<u64, Table>,
     streams: StreamMemory,
     routing_version: u64,
-    /// Copies under way.
-    copies: Vec<Weak<ReadingToken>>,
+    /// Copies under way, with their slots.
+    copies: Vec<(u32, Weak<ReadingToken>)>,
     /// Kept between calls for its memory.
     scratch: Vec<StagedRun>,
 }
@@ -328,6 +328,12 @@ impl Engine {
         }
         table.read(keys, out);
         Ok(())
+    }
+
+    /// What a push will tell of weights that are read now, if their table revises its steps; see
+    /// [`Table::read_sums`]. All keys lie in slots of this engine.
+    pub fn read_sums(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
+        self.table(table)?.read_sums(keys, out)
     }
 
     /// What a push will tell of weights that are read now: an origin for each slot of `keys`, which
@@ -591,19 +597,23 @@ impl Engine {
         let (change, stamp) = (transaction.change, transaction.stamp);
         let elements = change.values(table.spec().row_elements());
         let optimizer = table.optimizer_under(transaction.optimizer.as_ref())?;
-        let delay = transaction.compensation.delay();
+        let (id, compensation) = (transaction.id, transaction.compensation);
         let mut ages = Ages::of(table, transaction);
         let mut gone = Gone::default();
         let mut write = |keys: Range<usize>, (time, divisor): (u32, f32)| {
             let change = change.slowed(divisor);
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
             let keys = &transaction.batch.keys()[keys];
+            let moment = Moment {
+                time,
+                id,
+                compensation,
+            };
             if is_live {
-                let (companion, id) = (companion.as_deref_mut(), transaction.id);
-                let moment = Moment { time, id, delay };
+                let companion = companion.as_deref_mut();
                 gone += table.write_live(companion, keys, values, change, &optimizer, moment);
             } else {
-                gone.deleted += table.write(keys, values, change, &optimizer, delay);
+                gone.deleted += table.write(keys, values, change, &optimizer, moment);
             }
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
@@ -648,8 +658,8 @@ impl Engine {
         }
     }
 
-    /// The rows of a table that an expiry would remove from a slot that is served here, at this time
-    /// or at the slot's own if that is later.
+    /// The rows of a table that an expiry would remove from a slot that is served here, and the counters
+    /// that it would forget, at this time or at the slot's own if that is later.
     pub fn count_expired(
         &self,
         table: u64,
@@ -662,7 +672,11 @@ impl Engine {
         let now = self.slots[self.index(slot)].time.max(time);
         let table = self.table(table)?;
         table.check_lifetime(Change::Expire(*thresholds))?;
-        Ok(table.count_expired(slot, thresholds, now))
+        let mut gone = table.count_expired(slot, thresholds, now);
+        if let Some(companion) = table.companion().and_then(|id| self.tables.get(&id)) {
+            gone.counters = companion.count_forgotten(slot, thresholds, now);
+        }
+        Ok(gone)
     }
 
     /// Bytes allocated for the rows of a table, and for its counters of keys without a row.
@@ -676,6 +690,15 @@ impl Engine {
         let companion = table.companion().and_then(|id| self.tables.get(&id));
         let counters = companion.map_or(0, Table::allocated_bytes);
         (table.allocated_bytes(), counters)
+    }
+
+    /// Bytes that a table with a capacity can give up in a slot at most, while memory is short.
+    pub fn evictable_bytes(&self, table: u64, slot: u32) -> usize {
+        let Some(table) = self.tables.get(&table) else {
+            return 0;
+        };
+        let companion = table.companion().and_then(|id| self.tables.get(&id));
+        table.evictable_bytes(slot, companion)
     }
 
     /// Bytes that a push of `keys`, sorted by slot, may add at most: rows, and counters of keys

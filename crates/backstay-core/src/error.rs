@@ -22,6 +22,10 @@ pub enum Refusal {
     /// No room for new rows.
     #[error("{0}")]
     MemoryLimit(String),
+    /// The same, and there will be none, whatever tables with a capacity give up. To clients it is a
+    /// memory limit as the other.
+    #[error("{0}")]
+    NoRoomEver(String),
     /// Something is larger than its limit.
     #[error("{0}")]
     LimitExceeded(String),
@@ -68,7 +72,7 @@ impl Refusal {
             Self::TableConflict(_) => code::TABLE_CONFLICT,
             Self::InvalidRequest(_) => code::INVALID_REQUEST,
             Self::NonFinite(_) => code::NON_FINITE,
-            Self::MemoryLimit(_) => code::MEMORY_LIMIT,
+            Self::MemoryLimit(_) | Self::NoRoomEver(_) => code::MEMORY_LIMIT,
             Self::LimitExceeded(_) => code::LIMIT_EXCEEDED,
             Self::NotMaster { .. } => code::NOT_MASTER,
             Self::Stopping => code::STOPPING,
@@ -79,11 +83,17 @@ impl Refusal {
         }
     }
 
+    /// Whether it is refused for want of memory.
+    pub fn is_for_room(&self) -> bool {
+        matches!(self, Self::MemoryLimit(_) | Self::NoRoomEver(_))
+    }
+
     /// Whether the very same request may succeed later.
     pub fn retry_safe(&self) -> bool {
         matches!(
             self,
             Self::MemoryLimit(_)
+                | Self::NoRoomEver(_)
                 | Self::NotMaster { .. }
                 | Self::Stopping
                 | Self::InFlight

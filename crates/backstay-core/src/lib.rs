@@ -6,7 +6,8 @@
 //!
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`], [`gradient`] and [`life`] work on single rows; [`expression`] runs
-//! users' functions over blocks of them; [`staleness`] counts how old a gradient is; [`row_map`] holds the rows
+//! users' functions over blocks of them; [`staleness`] counts how old a gradient is, and
+//! [`revision`] makes up for it; [`row_map`] holds the rows
 //! of one slot, with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows of many slots;
 //! [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
@@ -28,6 +29,7 @@ pub mod optimizer;
 mod prefetch;
 pub mod removed;
 pub mod replication;
+pub mod revision;
 pub mod row_map;
 pub mod spec;
 pub mod staleness;

@@ -145,6 +145,20 @@ impl RowMap {
             + self.removed.allocated_bytes()
     }
 
+    /// Bytes that go, at most, if all rows but so many are removed and the index [shrinks](Self::shrink).
+    pub fn bytes_above(&self, rows: usize) -> usize {
+        if self.rows <= rows {
+            return 0;
+        }
+        // A chunk goes when its last row does; the first ones keep the room that they have.
+        let chunks = self
+            .chunks
+            .iter()
+            .skip(rows.div_ceil(1 << self.chunk_shift));
+        let slab: usize = chunks.map(Vec::capacity).sum();
+        (slab + self.index.len()).saturating_sub(MIN_INDEX) * 4
+    }
+
     /// Words allocated for rows.
     fn slab_words(&self) -> usize {
         let full = self.chunks.len().saturating_sub(1) << self.chunk_shift;
@@ -312,7 +326,7 @@ impl RowMap {
 
     /// Begin to read the rows of this instant; it is over with the token. How many there are.
     pub fn begin_reading(&mut self, token: &Arc<ReadingToken>) -> usize {
-        self.readings.retain(|one| one.token.strong_count() > 0);
+        self.end_readings();
         if self.rows > 0 {
             self.readings.push(Reading {
                 token: Arc::downgrade(token),
@@ -322,6 +336,11 @@ impl RowMap {
             });
         }
         self.rows
+    }
+
+    /// Drop what is kept for readings that are over.
+    pub fn end_readings(&mut self) {
+        self.readings.retain(|one| one.token.strong_count() > 0);
     }
 
     /// The next rows of a reading's instant, as they lie in memory, appended to `out`; how many.
@@ -648,6 +667,46 @@ mod tests {
             }
         }
         assert_eq!(map.len(), 200);
+    }
+
+    proptest! {
+        /// What is announced is not exceeded, and little is announced that stays.
+        #[test]
+        fn removing_rows_gives_back_no_more_than_announced(
+            first in 1usize..3000,
+            left in 0usize..100,
+            width in 1usize..200,
+        ) {
+            let mut map = RowMap::new(width);
+            for key in 0..first as u64 {
+                map.insert(key, mix64(key));
+            }
+            let allocated = |map: &RowMap| (map.slab_words() + map.index.len()) * 4;
+            let (before, announced) = (allocated(&map), map.bytes_above(left));
+            for key in left as u64..first as u64 {
+                prop_assert!(map.remove(key, mix64(key)));
+            }
+            map.shrink();
+            let gone = before - allocated(&map);
+            prop_assert!(gone <= announced, "{} of {}", gone, announced);
+            let index = (left * 32).next_power_of_two().max(MIN_INDEX) * 4;
+            prop_assert!(announced <= gone + index, "{} of {}", gone, announced);
+        }
+    }
+
+    #[test]
+    fn what_was_kept_for_a_reading_goes_with_it() {
+        let mut map = RowMap::new(1);
+        map.insert(7, mix64(7));
+        let token = Arc::new(ReadingToken::default());
+        map.begin_reading(&token);
+        map.values_mut(0)[0] = 1;
+        assert_eq!(map.readings[0].kept.len(), 1);
+        map.end_readings();
+        assert_eq!(map.readings.len(), 1);
+        drop(token);
+        map.end_readings();
+        assert!(map.readings.is_empty());
     }
 
     #[test]

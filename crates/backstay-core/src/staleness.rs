@@ -9,6 +9,8 @@ use std::cell::RefCell;
 use std::ops::AddAssign;
 
 use crate::optimizer::{Range, RowOptimizer, FRACTION, NOT_NEGATIVE, POSITIVE};
+use crate::revision;
+use crate::stream::TransactionId;
 use serde::{Deserialize, Serialize};
 
 /// The origin of a push that does not tell it, or of a slot that its client never read.
@@ -53,6 +55,27 @@ pub enum Compensation {
     /// Each push brings the weights that its gradients were computed with, and the gradients are
     /// moved to where the weights are now.
     DelayCompensated(Delay),
+    /// Adagrad that revises its steps by gradients that come late: [`crate::revision`].
+    AdaptiveRevision,
+}
+
+/// What stands behind each gradient of a push for the compensation of its delay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reference {
+    /// The weights that it was computed with.
+    Weights,
+    /// The sum of gradients that these weights had seen, and the birth of that sum.
+    Sum,
+}
+
+impl Reference {
+    /// Values of a row of so many weights.
+    pub fn values(self, row_elements: usize) -> usize {
+        match self {
+            Self::Weights => row_elements,
+            Self::Sum => revision::told_elements(row_elements),
+        }
+    }
 }
 
 /// Delay-compensated gradients: with `g` the gradient and `r` the weights that it was computed with,
@@ -207,7 +230,7 @@ impl Compensation {
     #[inline]
     pub fn divisor(self, staleness: Option<u32>) -> f32 {
         match self {
-            Self::Ignore | Self::DelayCompensated(_) => 1.0,
+            Self::Ignore | Self::DelayCompensated(_) | Self::AdaptiveRevision => 1.0,
             Self::Scale => staleness.unwrap_or(0).max(1) as f32,
         }
     }
@@ -216,19 +239,41 @@ impl Compensation {
     pub fn delay(self) -> Option<Delay> {
         match self {
             Self::DelayCompensated(delay) => Some(delay),
+            Self::Ignore | Self::Scale | Self::AdaptiveRevision => None,
+        }
+    }
+
+    /// What pushes have to bring behind their gradients.
+    pub fn reference(self) -> Option<Reference> {
+        match self {
             Self::Ignore | Self::Scale => None,
+            Self::DelayCompensated(_) => Some(Reference::Weights),
+            Self::AdaptiveRevision => Some(Reference::Sum),
         }
     }
 
     /// Words behind the optimizer's state of a row of so many weights.
     pub fn state_elements(self, row_elements: usize) -> usize {
-        self.delay()
-            .map_or(0, |delay| delay.state_elements(row_elements))
+        match self {
+            Self::Ignore | Self::Scale => 0,
+            Self::DelayCompensated(delay) => delay.state_elements(row_elements),
+            Self::AdaptiveRevision => revision::state_elements(row_elements),
+        }
+    }
+
+    /// Write these words of a row that begins with a transaction.
+    #[inline]
+    pub(crate) fn init_state(self, state: &mut [f32], id: TransactionId) {
+        state.fill(0.0);
+        if let (Self::AdaptiveRevision, Some(birth)) = (self, state.last_mut()) {
+            *birth = revision::birth(id);
+        }
     }
 
     /// Whether a table of this one can go on under the other: rows and pushes are laid out alike.
     pub fn fits(self, other: Self) -> bool {
-        self.delay().map(|delay| delay.adaptive) == other.delay().map(|delay| delay.adaptive)
+        let kept = |one: Self| (one.reference(), one.delay().map(|delay| delay.adaptive));
+        kept(self) == kept(other)
     }
 
     /// Its number between servers.
@@ -238,7 +283,13 @@ impl Compensation {
             Self::Scale => 1,
             Self::DelayCompensated(delay) if !delay.adaptive => 2,
             Self::DelayCompensated(_) => 3,
+            Self::AdaptiveRevision => 4,
         }
+    }
+
+    /// Whether numbers come with a [`Self::code`].
+    pub(crate) fn has_numbers(code: u8) -> bool {
+        matches!(code, 2 | 3)
     }
 
     /// From [`Self::code`]; `numbers` are those of a [`Delay`]. None: there is none like that.
@@ -256,6 +307,7 @@ impl Compensation {
                     epsilon,
                 }))
             }
+            4 => Some(Self::AdaptiveRevision),
             _ => None,
         }
     }
@@ -384,13 +436,14 @@ mod tests {
             Compensation::Scale,
             Compensation::DelayCompensated(delay),
             Compensation::DelayCompensated(constant),
+            Compensation::AdaptiveRevision,
         ] {
             assert_eq!(
                 Compensation::from_code(one.code(), delay.numbers()),
                 Some(one)
             );
         }
-        assert_eq!(Compensation::from_code(4, [0.0; 3]), None);
+        assert_eq!(Compensation::from_code(5, [0.0; 3]), None);
         for numbers in [[f64::NAN, 0.5, 1.0], [-1.0, 0.5, 1.0], [1.0, 1.5, 1.0]] {
             assert_eq!(Compensation::from_code(2, numbers), None);
         }

@@ -16,14 +16,15 @@ use crate::error::Refusal;
 use crate::hash::{mix64, table_id, SlotSpace};
 use crate::initializer::RowInitializer;
 use crate::optimizer::{Optimizer, OptimizerStamp, OptimizerVisitor, RowOptimizer};
+use crate::revision::{self, Revised};
 use crate::row_map::RowMap;
 use crate::spec::{TableKind, TableSpec};
-use crate::staleness::{Compensated, Compensation, Delay, StalenessCounts};
+use crate::staleness::{Compensated, Compensation, Reference, StalenessCounts};
 use crate::storage;
+use crate::stream::TransactionId;
 use crate::transaction::{Batch, Change};
 
 use live::Live;
-pub(crate) use live::Moment;
 pub use transfer::{PlainRows, RowLayout, SlotRows};
 
 /// Keys that are looked up together.
@@ -34,6 +35,17 @@ const BLOCK: usize = 32;
 struct Place {
     hash: u64,
     suggested: Option<usize>,
+}
+
+/// What a transaction tells all its rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    /// The time in the slot.
+    pub(crate) time: u32,
+    /// Which transaction it is.
+    pub(crate) id: TransactionId,
+    /// What is done about the delay of its gradients.
+    pub(crate) compensation: Compensation,
 }
 
 /// See the module's documentation.
@@ -169,9 +181,14 @@ impl Table {
         stamp: Option<&OptimizerStamp>,
         compensation: Compensation,
     ) -> Result<(), Refusal> {
-        let fits = compensation.delay().is_none() || compensation.fits(self.spec.staleness);
+        let fits = compensation.reference().is_none() || compensation.fits(self.spec.staleness);
         let stamp = stamp.filter(|_| fits).ok_or_else(|| self.foreign_stamp())?;
-        self.optimizer_under(Some(stamp)).map(drop)
+        let optimizer = self.optimizer_under(Some(stamp))?;
+        let revises = compensation == Compensation::AdaptiveRevision;
+        if revises && !matches!(optimizer, Optimizer::Adagrad(_)) {
+            return Err(self.foreign_stamp());
+        }
+        Ok(())
     }
 
     /// The optimizer under the settings of a stamp, or the table's without one.
@@ -223,19 +240,30 @@ impl Table {
         )))
     }
 
-    /// Refuse gradients without the weights that they were computed with, where they are needed, and
-    /// with them, where they are not.
+    /// Refuse gradients that do not tell from where they come, where that is needed, and that do,
+    /// where it is not.
     fn check_compared(&self, change: Change) -> Result<(), Refusal> {
-        let needed = self.spec.staleness.delay().is_some();
-        let reason = match change {
-            Change::Update { .. } | Change::Observe { .. } if needed => {
+        let told = match change {
+            Change::Update { .. } | Change::Observe { .. } => None,
+            Change::Compare { reference, .. } => Some(reference),
+            _ => return Ok(()),
+        };
+        let wanted = self.spec.staleness.reference();
+        if told == wanted {
+            return Ok(());
+        }
+        let reason = match wanted {
+            Some(Reference::Weights) => {
                 "compensates the delay of gradients (staleness): a push must bring the weights that \
                  its gradients were computed with"
             }
-            Change::Compare { .. } if !needed => {
+            Some(Reference::Sum) => {
+                "revises its steps (staleness): a push must bring the sums of gradients that came \
+                 with the weights"
+            }
+            None => {
                 "does not compensate the delay of gradients (staleness): a push brings no weights"
             }
-            _ => return Ok(()),
         };
         let name = &self.spec.name;
         Err(Refusal::InvalidRequest(format!("table {name} {reason}")))
@@ -359,15 +387,45 @@ impl Table {
         }
     }
 
+    /// Copy what pushes to `keys` are to bring behind their gradients, to `out`: the sum of gradients
+    /// of each row, and its birth; zeros of a key without a row. Refuses a table that keeps none.
+    pub fn read_sums(&self, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
+        let told = revision::told_elements(self.elements);
+        if self.spec.staleness.reference() != Some(Reference::Sum) {
+            return Err(Refusal::InvalidRequest(format!(
+                "table {} keeps no sums of gradients: it does not revise its steps (staleness)",
+                self.spec.name
+            )));
+        }
+        let end = self.weight_words + self.kept_words;
+        let mut places = [Place::default(); BLOCK];
+        for (block, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * told)) {
+            self.look_up(block, &mut places);
+            for ((&key, &Place { hash, suggested }), out) in
+                block.iter().zip(&places).zip(out.chunks_exact_mut(told))
+            {
+                let map = self.map(hash);
+                match map.and_then(|map| Some((map, map.confirm(suggested, key, hash)?))) {
+                    Some((map, row)) => {
+                        let words = &map.values(row)[end - told..end];
+                        out.copy_from_slice(bytemuck::cast_slice(words));
+                    }
+                    None => out.fill(0.0),
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Apply a change to `keys` with `values`, \[n, `row_elements`], under the settings of
     /// `optimizer`, whose state fits the rows. How many rows it removed.
-    pub fn write(
+    pub(crate) fn write(
         &mut self,
         keys: &[u64],
         values: &[f32],
         change: Change,
         optimizer: &Optimizer,
-        delay: Option<Delay>,
+        moment: Moment,
     ) -> u64 {
         match change {
             Change::Update {
@@ -376,21 +434,28 @@ impl Table {
             | Change::Compare {
                 learning_rate_scale,
                 ..
-            } => match optimizer {
-                Optimizer::User(user) => {
+            } => {
+                if let Optimizer::User(user) = optimizer {
                     self.update_by_user(user, keys, values, learning_rate_scale);
+                    return 0;
                 }
-                _ => optimizer.dispatch(Update {
+                let update = Update {
                     keys,
                     values,
                     width: change.values(self.elements),
                     table: self,
                     learning_rate_scale,
-                    delay,
-                }),
-            },
+                    moment,
+                };
+                match (moment.compensation, optimizer) {
+                    (Compensation::AdaptiveRevision, Optimizer::Adagrad(adagrad)) => {
+                        update.run(&Revised::new(adagrad));
+                    }
+                    _ => optimizer.dispatch(update),
+                }
+            }
             Change::Assign { only_if_absent } => {
-                self.assign(keys, values, only_if_absent, optimizer);
+                self.assign(keys, values, only_if_absent, optimizer, moment.id);
             }
             Change::Delete => return self.remove(keys),
             // Of tables with a lifetime: `write_live` does them.
@@ -426,6 +491,7 @@ impl Table {
         values: &[f32],
         only_if_absent: bool,
         optimizer: &Optimizer,
+        id: TransactionId,
     ) {
         self.ensure_maps();
         for (&key, value) in keys.iter().zip(values.chunks_exact(self.elements)) {
@@ -437,7 +503,8 @@ impl Table {
                 storage::encode(self.spec.storage, value, weights);
                 let (own, rest) = state.split_at_mut(self.optimizer_words);
                 optimizer.init_state(bytemuck::cast_slice_mut(own));
-                rest.fill(0);
+                let compensation = self.spec.staleness;
+                compensation.init_state(bytemuck::cast_slice_mut(rest), id);
             }
         }
     }
@@ -501,6 +568,16 @@ impl Table {
     }
 }
 
+/// A gradient as if it had been computed with these weights: of a row that its push creates, nothing
+/// has moved, whatever its client read.
+#[cold]
+fn unmoved<'a>(gradient: &[f32], weights: &[f32], scratch: &'a mut Vec<f32>) -> &'a [f32] {
+    scratch.clear();
+    scratch.extend_from_slice(&gradient[..weights.len()]);
+    scratch.extend_from_slice(weights);
+    scratch
+}
+
 /// The optimizer's kernel over a batch, compiled once per optimizer.
 struct Update<'a> {
     table: &'a mut Table,
@@ -509,15 +586,14 @@ struct Update<'a> {
     /// Values of each key.
     width: usize,
     learning_rate_scale: f32,
-    /// What moves the gradients; `None`: no weights stand behind them.
-    delay: Option<Delay>,
+    moment: Moment,
 }
 
 impl OptimizerVisitor for Update<'_> {
     type Out = ();
 
     fn visit<O: RowOptimizer>(self, optimizer: &O) {
-        match self.delay {
+        match self.moment.compensation.delay() {
             None => self.run(optimizer),
             Some(delay) => self.run(&Compensated::new(optimizer, delay)),
         }
@@ -533,14 +609,16 @@ impl Update<'_> {
             values,
             width,
             learning_rate_scale,
-            ..
+            moment,
         } = self;
         table.ensure_maps();
         let (elements, weight_words, storage) =
             (table.elements, table.weight_words, table.spec.storage);
-        let own_words = table.optimizer_words;
+        let (own_words, compensation) = (table.optimizer_words, table.spec.staleness);
+        let compares = moment.compensation.delay().is_some();
         let in_place = storage::is_plain(storage);
         let mut scratch = vec![0f32; if in_place { 0 } else { elements }];
+        let mut there = Vec::new();
         let mut places = [Place::default(); BLOCK];
         for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * width)) {
             table.look_up(block, &mut places);
@@ -552,14 +630,20 @@ impl Update<'_> {
                 let (weights, state) = words.split_at_mut(weight_words);
                 let state: &mut [f32] = bytemuck::cast_slice_mut(state);
                 if created {
-                    // What stands behind it is zeros.
-                    optimizer.init_state(&mut state[..own_words]);
+                    let (own, rest) = state.split_at_mut(own_words);
+                    optimizer.init_state(own);
+                    compensation.init_state(rest, moment.id);
                 }
                 if in_place {
                     let weights: &mut [f32] = bytemuck::cast_slice_mut(weights);
                     if created {
                         table.initializer.fill(key, weights);
                     }
+                    let gradient = if created && compares {
+                        unmoved(gradient, weights, &mut there)
+                    } else {
+                        gradient
+                    };
                     optimizer.update(weights, state, gradient, learning_rate_scale);
                 } else {
                     if created {
@@ -567,6 +651,11 @@ impl Update<'_> {
                         storage::encode(storage, &scratch, weights);
                     }
                     storage::decode(storage, weights, &mut scratch);
+                    let gradient = if created && compares {
+                        unmoved(gradient, &scratch, &mut there)
+                    } else {
+                        gradient
+                    };
                     optimizer.update(&mut scratch, state, gradient, learning_rate_scale);
                     storage::encode(storage, &scratch, weights);
                 }

@@ -8,7 +8,7 @@ use crate::hash::SlotSpace;
 use crate::life::Thresholds;
 use crate::optimizer::OptimizerStamp;
 use crate::spec::TableSpec;
-use crate::staleness::{self, Compensation};
+use crate::staleness::{self, Compensation, Reference};
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -94,11 +94,13 @@ pub enum Change {
         /// As of an update.
         learning_rate_scale: f32,
     },
-    /// An update of which each gradient has the weights behind it that it was computed with.
+    /// An update of which each gradient has behind it what tells from where it comes.
     Compare {
         /// As of an update.
         learning_rate_scale: f32,
-        /// Whether show and click stand behind these, as of an observation.
+        /// What that is.
+        reference: Reference,
+        /// Whether show and click stand behind it, as of an observation.
         observes: bool,
     },
     /// Remove the rows; a key without one is no error. No values.
@@ -122,7 +124,11 @@ impl Change {
         match self {
             Self::Update { .. } | Self::Assign { .. } => elements,
             Self::Observe { .. } => elements + 2,
-            Self::Compare { observes, .. } => 2 * elements + if *observes { 2 } else { 0 },
+            Self::Compare {
+                reference,
+                observes,
+                ..
+            } => elements + reference.values(elements) + if *observes { 2 } else { 0 },
             Self::Delete | Self::Expire(_) | Self::Decay { .. } | Self::Close => 0,
         }
     }
@@ -137,20 +143,22 @@ impl Change {
         }
     }
 
-    /// The same of which gradients have the weights behind them that they were computed with.
+    /// The same of which gradients tell from where they come.
     #[must_use]
-    pub fn compared(self) -> Self {
+    pub fn compared(self, reference: Reference) -> Self {
         match self {
             Self::Update {
                 learning_rate_scale,
             } => Self::Compare {
                 learning_rate_scale,
+                reference,
                 observes: false,
             },
             Self::Observe {
                 learning_rate_scale,
             } => Self::Compare {
                 learning_rate_scale,
+                reference,
                 observes: true,
             },
             other => other,
@@ -350,6 +358,11 @@ impl Transaction {
     /// Bytes allocated for it.
     pub fn allocated_bytes(&self) -> usize {
         size_of::<Self>() + self.runs.capacity() * size_of::<Run>() + self.batch.allocated_bytes()
+    }
+
+    /// What was attached, if it is of this type.
+    pub fn attachment<T: Any>(&self) -> Option<&T> {
+        self.attachment.as_ref()?.0.downcast_ref()
     }
 
     /// Whether something was attached.

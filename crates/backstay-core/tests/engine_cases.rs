@@ -11,7 +11,7 @@ use backstay_core::engine::{CopyPiece, Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::Staleness;
+use backstay_core::staleness::{Compensation, Reference, Staleness};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 use engine_support::*;
 
@@ -290,7 +290,7 @@ fn compared(
     let push = push(1, sequence, 0, keys, 0.0);
     let row = [[gradient; DIM], [weight; DIM]].concat();
     let batch = Batch::new(keys, &row.repeat(keys.len()));
-    let change = push.change.compared();
+    let change = push.change.compared(Reference::Weights);
     let mut push = Transaction::new(space(), push.id, 0, push.table, change, batch).unwrap();
     push.compensation = spec.staleness;
     Arc::new(push)
@@ -357,6 +357,195 @@ fn gradients_without_their_weights_are_refused_where_these_are_needed() {
     let staleness = r#"{"delay_compensated":{"strength":0.5}}"#;
     foreign.compensation = serde_json::from_str(staleness).unwrap();
     assert!(delayed.check(&foreign).is_err());
+}
+
+/// What the client read of it was another row, or none: the gradient is taken as it is.
+#[test]
+fn a_gradient_of_a_row_that_its_push_creates_is_not_moved() {
+    let keys = by_slot((0..40).collect());
+    for lifetime in ["", r#","lifetime":{"expiry":{"unseen_seconds":9}}"#] {
+        for storage in ["float32", "bfloat16"] {
+            let json = format!(
+                r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"storage":"{storage}","initializer":{{"constant":{{"value":0.125}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"staleness":{{"delay_compensated":{{"strength":0.5}}}}{lifetime}}}"#
+            );
+            let spec = Arc::new(TableSpec::from_json(&json).unwrap());
+            let (mut one, mut other) = (engine(&spec), engine(&spec));
+            let created = compared(&spec, 0, &keys, [-2.0, 64.0]);
+            for engine in [&mut one, &mut other] {
+                apply(engine, &created).unwrap();
+                assert_eq!(read(engine, keys[0]), 2.125);
+            }
+            // Once more, as a client sends it that got no answer.
+            apply(&mut other, &created).unwrap();
+            // Its row is there by now: 2.125 - (-2 + 0.5 * 4 * (2.125 - 0.125)).
+            let late = compared(&spec, 1, &keys, [-2.0, 0.125]);
+            for engine in [&mut one, &mut other] {
+                apply(engine, &late).unwrap();
+                assert_eq!(read(engine, keys[0]), 0.125);
+            }
+            assert!((0..SLOTS).all(|slot| one.digest(slot) == other.digest(slot)));
+        }
+    }
+}
+
+/// A table of Adagrad that revises its steps.
+fn revising(lifetime: &str) -> Arc<TableSpec> {
+    let json = format!(
+        r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"adagrad":{{"learning_rate":0.5,"initial_accumulator":0.25}}}},"staleness":"adaptive_revision"{lifetime}}}"#
+    );
+    Arc::new(TableSpec::from_json(&json).unwrap())
+}
+
+fn sums(engine: &Engine, keys: &[u64]) -> Vec<f32> {
+    let mut sums = vec![f32::NAN; keys.len() * (DIM + 1)];
+    engine.read_sums(table_id("t"), keys, &mut sums).unwrap();
+    sums
+}
+
+/// A push of gradients that were computed when these sums were read.
+fn revised(sequence: u64, keys: &[u64], gradient: f32, sums: &[f32]) -> Arc<Transaction> {
+    let push = push(1, sequence, 0, keys, 0.0);
+    let rows = sums.chunks_exact(DIM + 1);
+    let values: Vec<f32> = rows
+        .flat_map(|sums| [&[gradient; DIM], sums].concat())
+        .collect();
+    let batch = Batch::new(keys, &values);
+    let change = push.change.compared(Reference::Sum);
+    let mut push = Transaction::new(space(), push.id, 0, push.table, change, batch).unwrap();
+    push.compensation = Compensation::AdaptiveRevision;
+    Arc::new(push)
+}
+
+/// With and without a lifetime, whose statistics stand behind; a copy goes on alike.
+#[test]
+fn a_late_gradient_revises_the_steps_before_it() {
+    let keys = by_slot((0..40).collect());
+    let gradients = [-2.0f32, -1.0, 0.5, 1.5];
+    let (mut wanted, mut z, mut highest, mut sum) = (0.0f64, 0.25f64, 0.25f64, 0.0f64);
+    for (number, gradient) in gradients.map(f64::from).into_iter().enumerate() {
+        // All but the last were computed before the first; it comes fresh.
+        let since = if number < 3 { sum } else { 0.0 };
+        let old = 0.5 / highest.sqrt();
+        z += gradient * gradient + 2.0 * gradient * since;
+        highest = highest.max(z);
+        let new = 0.5 / highest.sqrt();
+        wanted += (old - new) * since - new * gradient;
+        sum += gradient;
+    }
+    let mut seen = Vec::new();
+    for lifetime in ["", r#","lifetime":{"expiry":{"unseen_seconds":9}}"#] {
+        let spec = revising(lifetime);
+        let (mut engine, mut copy) = (engine(&spec), self::engine(&spec));
+        let pulled = sums(&engine, &keys);
+        assert!(pulled.iter().all(|&one| one == 0.0));
+        for (sequence, &gradient) in gradients[..3].iter().enumerate() {
+            let late = revised(sequence as u64, &keys, gradient, &pulled);
+            apply(&mut engine, &late).unwrap();
+        }
+        for slot in 0..SLOTS {
+            let rows = engine.export_slot(table_id("t"), slot).unwrap();
+            let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+            copy.import_slot(table_id("t"), slot, rows).unwrap();
+            copy.set_memory(slot, &engine.memory(slot));
+        }
+        assert_eq!(sums(&engine, &keys), sums(&copy, &keys));
+        let fresh = revised(3, &keys, gradients[3], &sums(&engine, &keys));
+        for engine in [&mut engine, &mut copy] {
+            apply(engine, &fresh).unwrap();
+            // A retry.
+            apply(engine, &fresh).unwrap();
+        }
+        assert!((0..SLOTS).all(|slot| engine.digest(slot) == copy.digest(slot)));
+        assert!((f64::from(read(&engine, keys[0])) - wanted).abs() < 1e-5);
+        seen.push(read(&engine, keys[0]).to_bits());
+    }
+    assert_eq!(seen[0], seen[1]);
+}
+
+/// A row whose state has begun anew since the pull: what was applied before is not revised.
+#[test]
+fn sums_of_a_state_that_is_no_more_count_as_none() {
+    let keys = by_slot((0..40).collect());
+    for lifetime in ["", r#","lifetime":{"expiry":{"unseen_seconds":9}}"#] {
+        let mut one = engine(&revising(lifetime));
+        let nothing = vec![0.0; keys.len() * (DIM + 1)];
+        apply(&mut one, &revised(0, &keys, 3.0, &nothing)).unwrap();
+        let before = sums(&one, &keys);
+        let assigned = {
+            let push = push(1, 1, 0, &keys, 0.0);
+            let change = Change::Assign {
+                only_if_absent: false,
+            };
+            let batch = push.batch.clone();
+            Arc::new(Transaction::new(space(), push.id, 0, push.table, change, batch).unwrap())
+        };
+        let mut fresh = one.clone();
+        for engine in [&mut one, &mut fresh] {
+            apply(engine, &assigned).unwrap();
+        }
+        let after = sums(&one, &keys);
+        let births = |sums: &[f32]| sums.chunks(DIM + 1).map(|one| one[DIM]).collect::<Vec<_>>();
+        assert!(births(&before)
+            .iter()
+            .zip(births(&after))
+            .all(|(&a, b)| a != b && b > 0.0));
+        apply(&mut one, &revised(2, &keys, 0.001, &before)).unwrap();
+        apply(&mut fresh, &revised(2, &keys, 0.001, &after)).unwrap();
+        assert!((0..SLOTS).all(|slot| one.digest(slot) == fresh.digest(slot)));
+        // The same of rows that were deleted, and made by another push.
+        apply(&mut one, &delete(2, 0, &keys)).unwrap();
+        assert!(sums(&one, &keys).iter().all(|&sum| sum == 0.0));
+        apply(&mut one, &revised(3, &keys, 0.5, &before)).unwrap();
+        assert!(births(&sums(&one, &keys)) != births(&after));
+        let mut unread = one.clone();
+        apply(&mut one, &revised(4, &keys, 0.001, &before)).unwrap();
+        apply(&mut unread, &revised(4, &keys, 0.001, &nothing)).unwrap();
+        assert!((0..SLOTS).all(|slot| one.digest(slot) == unread.digest(slot)));
+    }
+}
+
+#[test]
+fn what_a_table_that_revises_does_not_take_is_refused() {
+    let (spec, keys) = (revising(""), [5]);
+    let mut revising = engine(&spec);
+    let mut refused = |push: &Arc<Transaction>, words: &str| {
+        let refused = apply(&mut revising, push).unwrap_err().to_string();
+        assert!(refused.contains(words), "{refused}");
+    };
+    refused(
+        &push(1, 0, 0, &keys, 1.0),
+        "must bring the sums of gradients",
+    );
+    let delayed = delayed(false, "");
+    refused(
+        &compared(&delayed, 0, &keys, [1.0, 1.0]),
+        "must bring the sums of gradients",
+    );
+    let one = revised(0, &keys, 1.0, &[0.0; DIM + 1]);
+    let refused = apply(&mut engine(&delayed), &one).unwrap_err().to_string();
+    assert!(refused.contains("must bring the weights"), "{refused}");
+    let mut sums = [0.0; DIM + 1];
+    let refused = engine(&delayed).read_sums(table_id("t"), &keys, &mut sums);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("keeps no sums"), "{refused}");
+    // Another node's, of another optimizer with as much state.
+    let mut foreign = (*one).clone();
+    foreign.optimizer = Some(spec.optimizer.stamp());
+    assert_eq!(revising.check(&foreign), Ok(()));
+    foreign.optimizer = Some(delayed.optimizer.stamp());
+    assert!(revising.check(&foreign).is_err());
+    let spec = revised_json(r#"{"adam":{"learning_rate":0.5}}"#);
+    let text = TableSpec::from_json(&spec).unwrap_err().to_string();
+    assert!(
+        text.contains("with the optimizer adagrad only; this table has adam"),
+        "{text}"
+    );
+}
+
+fn revised_json(optimizer: &str) -> String {
+    format!(
+        r#"{{"name":"t","kind":{{"sparse":{{"dim":2}}}},"optimizer":{optimizer},"staleness":"adaptive_revision"}}"#
+    )
 }
 
 #[test]
@@ -507,8 +696,8 @@ fn an_exported_slot_comes_back_the_same() {
         assert_eq!(copy.export_slot(table_id("t"), slot).unwrap().0, keys);
     }
     end(&mut engine, 1);
-    end(&mut copy, 1);
     for slot in 0..SLOTS {
+        copy.set_memory(slot, &engine.memory(slot));
         assert_eq!(engine.digest(slot), copy.digest(slot));
     }
     let hostile = copy.import_slot(table_id("t"), 0, (&[1, 1, 1], &[0.0; 9], &[0.0]));
@@ -527,6 +716,20 @@ fn the_digest_sees_every_word_and_the_stream_memory() {
     assert_eq!(digest(1.0, 0), digest(1.0, 0));
     assert_ne!(digest(1.0, 0), digest(1.000_000_1, 0));
     assert_ne!(digest(1.0, 0), digest(1.0, 1));
+    // How many updates there were: an assignment of the same weights is none.
+    let update = push(1, 0, 0, &[5], -1.0);
+    let mut assignment = Transaction::clone(&update);
+    assignment.change = Change::Assign {
+        only_if_absent: false,
+    };
+    assignment.batch.values_mut().fill(1.0);
+    let [updated, assigned] = [update, Arc::new(assignment)].map(|one| {
+        let mut engine = engine(&spec);
+        apply(&mut engine, &one).unwrap();
+        assert_eq!(read(&engine, 5), 1.0);
+        engine.digest(slot)
+    });
+    assert_ne!(updated, assigned);
     // Which streams were closed, and in which order.
     let closed = |streams: &[u64]| {
         let mut engine = engine(&spec);

@@ -117,7 +117,8 @@ fn messages() -> Vec<Message> {
         updates: vec![(77, 13), (78, 1)],
     };
     let rows = (vec![1, 2, 3], vec![0.5; 3 * DIM], vec![0.25; 3]);
-    vec![
+    let refused = |reason| Message::Refused { number: 4, reason };
+    let mut messages = vec![
         Message::Heartbeat {
             sent_at: 1,
             version: 2,
@@ -152,23 +153,16 @@ fn messages() -> Vec<Message> {
             failed: true,
         },
         Message::Accepted { number: 3 },
-        Message::Refused {
-            number: 4,
-            reason: Refuse::OldTerm,
-        },
-        Message::Refused {
-            number: 4,
-            reason: Refuse::Gap,
-        },
-        Message::Refused {
-            number: 4,
-            reason: Refuse::NoCopy,
-        },
-        Message::Refused {
-            number: 4,
-            reason: Refuse::Rows(Refusal::MemoryLimit("full".into())),
-        },
-    ]
+    ];
+    let reasons = [
+        Refuse::OldTerm,
+        Refuse::Gap,
+        Refuse::NoCopy,
+        Refuse::Rows(Refusal::MemoryLimit("full".into())),
+        Refuse::Rows(Refusal::NoRoomEver("too much".into())),
+    ];
+    messages.extend(reasons.map(refused));
+    messages
 }
 
 #[test]
@@ -292,6 +286,7 @@ fn a_prepare_carries_what_is_done_about_its_staleness() {
         r#""scale""#,
         r#"{"delay_compensated":{"strength":0.5,"adaptive":false,"decay":0.25,"epsilon":0.125}}"#,
         r#"{"delay_compensated":{"strength":0.5,"adaptive":true,"decay":0.25,"epsilon":0.125}}"#,
+        r#""adaptive_revision""#,
     ] {
         let mut one = (*transaction).clone();
         one.compensation = serde_json::from_str(staleness).unwrap();

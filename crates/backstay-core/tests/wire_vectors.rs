@@ -7,7 +7,7 @@
 use backstay_core::error::Refusal;
 use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
 use backstay_core::life::Thresholds;
-use backstay_core::staleness::{Compensation, Staleness};
+use backstay_core::staleness::{Compensation, Reference, Staleness};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{
@@ -83,9 +83,10 @@ fn push(fields: &Value) -> PushMeta {
         5 => Change::Observe {
             learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
         },
-        8 | 9 => Change::Compare {
+        kind @ 8..=11 => Change::Compare {
             learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
-            observes: number(&fields["kind"]) == 9,
+            reference: [Reference::Weights, Reference::Sum][usize::from(kind >= 10)],
+            observes: kind == 9 || kind == 11,
         },
         6 => Change::Expire(thresholds(fields)),
         7 => Change::Decay {
@@ -158,7 +159,12 @@ fn request_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
                 routing_version: number(&fields["routing_version"]),
                 key_count: small(&fields["key_count"]),
                 row_elements: small(&fields["row_elements"]),
-                origins: fields["flags"] == 1,
+                origins: fields
+                    .get("flags")
+                    .is_some_and(|flags| number(flags) & 1 != 0),
+                sums: fields
+                    .get("flags")
+                    .is_some_and(|flags| number(flags) & 2 != 0),
             };
             let ours = both_ways(meta, &pull, PullMeta::decode, PullMeta::encode);
             (Opcode::Pull, ours)

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use backstay_core::replication::Micros;
 use serde::Serialize;
 
 /// What takes memory.
@@ -20,7 +21,8 @@ pub enum Part {
     Streams,
     /// Transactions under way, from their coming until the last node or slot has done with them.
     Transactions,
-    /// Copies of slots: what is on its way to other nodes, and old rows that are kept for it.
+    /// Copies of slots: what is on its way to other nodes, and old rows that are kept for it; pushes
+    /// behind a copy that comes in.
     Copies,
     /// Buffers of connections.
     Buffers,
@@ -36,6 +38,13 @@ const EASY: u64 = 32;
 /// A look at the resident memory tells what the process takes besides only if at least this much
 /// of the most that was ever counted is in use: else it is memory that rows have left behind.
 const NEARLY_MOST: (u64, u64) = (15, 16);
+/// The allocator is asked to give memory back once in this time at most: it walks over all that is free,
+/// and on a full node each look would ask it.
+const TRIM_EVERY: Micros = 5_000_000;
+/// The same if the process seems to have grown by more than [`GROWN`] since.
+const TRIM_SOON: Micros = 1_000_000;
+/// This part of the limit.
+const GROWN: u64 = 64;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -45,11 +54,13 @@ pub struct Memory {
     parts: [AtomicU64; PARTS],
     /// Promised to pushes under way.
     reserved: AtomicU64,
-    /// The most that could not be promised since somebody asked.
+    /// The most that pushes lacked since somebody asked.
     lacked: AtomicU64,
     process: AtomicU64,
     /// The most that was counted at a look at the resident memory, since it was trimmed.
     most_counted: AtomicU64,
+    /// When it was trimmed; 0: never.
+    trimmed_at: AtomicU64,
 }
 
 /// The account at one moment, in bytes.
@@ -132,7 +143,12 @@ impl Memory {
         self.limit_bytes > 0 && self.used().saturating_add(wanted) > self.mark()
     }
 
-    /// The most bytes that could not be promised since the last such call; 0: all could.
+    /// A push waits for so many bytes, which could not be promised: tables are to give up rows for it.
+    pub(crate) fn note_lacked(&self, bytes: u64) {
+        self.lacked.fetch_max(bytes, Ordering::AcqRel);
+    }
+
+    /// The most bytes that were noted since the last such call.
     pub(crate) fn take_lacked(&self) -> u64 {
         self.lacked.swap(0, Ordering::AcqRel)
     }
@@ -161,12 +177,21 @@ impl Memory {
             self.reserved.fetch_add(bytes, Ordering::AcqRel);
             return true;
         }
-        let most = self.limit_bytes - self.limit_bytes / UNASKED;
-        let has_room = self.reserve_if_free(bytes, bytes, most);
-        if !has_room {
-            self.lacked.fetch_max(bytes, Ordering::AcqRel);
-        }
-        has_room
+        self.reserve_if_free(bytes, bytes, self.most_promised())
+    }
+
+    /// Up to here bytes are promised.
+    fn most_promised(&self) -> u64 {
+        self.limit_bytes - self.limit_bytes / UNASKED
+    }
+
+    /// Bytes that must go before so many can be promised, even when all that goes by itself has gone.
+    pub(crate) fn lasting_lack(&self, bytes: u64) -> u64 {
+        let passing = [Part::Transactions, Part::Copies, Part::Buffers];
+        let passing: u64 = passing.into_iter().map(|part| self.of(part)).sum();
+        let lasting = self.used().saturating_sub(passing);
+        let wanted = lasting.saturating_add(bytes);
+        wanted.saturating_sub(self.most_promised())
     }
 
     /// Promise `bytes` if `free` bytes are left below `most`.
@@ -186,19 +211,43 @@ impl Memory {
         self.reserved.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    /// Look what the process takes besides. If it takes too much, the allocator is asked first to
-    /// give back what rows have left behind.
-    pub(crate) fn look(&self) {
-        let Some(resident) = resident_bytes() else {
+    /// Look what the process takes besides. If it takes too much, the allocator is asked now and then
+    /// to give back what rows have left behind. `now` is on one clock at every look.
+    pub(crate) fn look(&self, now: Micros) {
+        self.look_by(now, resident_bytes, trim);
+    }
+
+    fn look_by(&self, now: Micros, resident: impl Fn() -> Option<u64>, trim: impl FnOnce()) {
+        let Some(bytes) = resident() else {
             return;
         };
-        if self.limit_bytes == 0 || resident <= self.mark() {
-            return self.notice_resident(resident, false);
+        if self.limit_bytes == 0 || bytes <= self.mark() {
+            return self.notice_resident(bytes, false);
         }
+        if !self.is_trim_due(now, bytes) {
+            // What seems to be more may be memory that rows have left behind: the next trim tells.
+            let seen = bytes.saturating_sub(self.counted());
+            self.process.fetch_min(seen, Ordering::Relaxed);
+            return;
+        }
+        self.trimmed_at.store(now.max(1), Ordering::Relaxed);
         trim();
-        if let Some(resident) = resident_bytes() {
-            self.notice_resident(resident, true);
+        if let Some(bytes) = resident() {
+            self.notice_resident(bytes, true);
         }
+    }
+
+    /// Whether the allocator may have much to give back, given the bytes that are resident.
+    fn is_trim_due(&self, now: Micros, resident: u64) -> bool {
+        let last = self.trimmed_at.load(Ordering::Relaxed);
+        let known = self.process.load(Ordering::Relaxed);
+        let grown = resident.saturating_sub(self.counted().saturating_add(known));
+        let rest = if grown > self.limit_bytes / GROWN {
+            TRIM_SOON
+        } else {
+            TRIM_EVERY
+        };
+        last == 0 || now.saturating_sub(last) >= rest
     }
 
     /// The process has so many bytes resident now. `trimmed`: the allocator has just given back what
@@ -280,6 +329,13 @@ impl Held {
         }
     }
 
+    /// It is of this part from now on.
+    pub fn count_as(&mut self, part: Part) {
+        self.memory.change(self.part, self.bytes, 0);
+        self.memory.change(part, 0, self.bytes);
+        self.part = part;
+    }
+
     /// It takes so many bytes now.
     pub fn set(&mut self, bytes: usize) {
         let bytes = bytes as u64;
@@ -307,8 +363,10 @@ mod tests {
         other.set(7);
         one.set(40);
         assert_eq!((memory.of(Part::Buffers), memory.used()), (40, 47));
+        one.count_as(Part::Copies);
+        assert_eq!((memory.of(Part::Buffers), memory.used()), (0, 47));
         drop(one);
-        assert_eq!((memory.of(Part::Buffers), memory.used()), (0, 7));
+        assert_eq!((memory.of(Part::Copies), memory.used()), (7, 7));
         assert!(!memory.is_short(), "there is no limit");
     }
 
@@ -321,14 +379,28 @@ mod tests {
         assert!(!memory.reserve_easily(4), "the last part is spare");
         assert!(memory.reserve(150));
         assert_eq!(memory.take_lacked(), 0);
-        assert!(!memory.reserve(7));
-        assert!(!memory.reserve(1));
+        for lacking in [7, 1] {
+            assert!(!memory.reserve(lacking));
+            memory.note_lacked(lacking);
+        }
         assert_eq!((memory.take_lacked(), memory.take_lacked()), (7, 0));
         assert!(memory.reserve(0), "what needs nothing goes on");
         memory.give_back(50);
         assert!(memory.reserve(1));
         // A failing try takes nothing from others meanwhile.
         assert_eq!(memory.reserved.load(Ordering::Relaxed), 197);
+    }
+
+    #[test]
+    fn what_goes_by_itself_is_no_lasting_lack() {
+        let memory = Memory::new(6_400);
+        memory.change(Part::Rows, 0, 3_000);
+        memory.change(Part::Buffers, 0, 2_000);
+        memory.change(Part::Transactions, 0, 1_000);
+        assert!(!memory.reserve(1_000));
+        assert_eq!(memory.lasting_lack(3_300), 0);
+        assert_eq!(memory.lasting_lack(3_310), 10);
+        assert_eq!(memory.lasting_lack(u64::MAX), u64::MAX - 6_300);
     }
 
     #[test]
@@ -379,10 +451,49 @@ mod tests {
         assert_eq!(memory.used(), 720);
     }
 
+    const SECOND: Micros = 1_000_000;
+
+    /// The node is full: above the mark there is always more resident.
+    #[test]
+    fn the_allocator_of_a_full_node_is_asked_once_in_some_seconds() {
+        let memory = Memory::new(3_200);
+        memory.change(Part::Rows, 0, 3_000);
+        let mut trims = 0;
+        for look in 0..200 {
+            let at = SECOND + look * SECOND * 3 / 10;
+            memory.look_by(at, || Some(3_190), || trims += 1);
+            assert_eq!(memory.parts().process, 190);
+        }
+        assert!((10..=13).contains(&trims), "{trims} times in a minute");
+    }
+
+    #[test]
+    fn between_two_trims_the_process_only_takes_less() {
+        let memory = Memory::new(3_200);
+        memory.change(Part::Rows, 0, 3_000);
+        let trimmed = |at: Micros, before: u64, after: u64| {
+            let resident = std::cell::Cell::new(before);
+            memory.look_by(at, || Some(resident.get()), || resident.set(after));
+            resident.get() == after
+        };
+        assert!(trimmed(SECOND, 3_300, 3_190));
+        assert!(!trimmed(SECOND + 1, 3_150, 0));
+        assert_eq!(memory.parts().process, 150);
+        // Rows go, and their memory stays; or the process grows. The next trim tells, soon if it is much.
+        memory.change(Part::Rows, 3_000, 2_900);
+        assert!(!trimmed(2 * SECOND - 1, 3_190, 0));
+        assert_eq!(memory.used(), 3_050);
+        assert!(trimmed(2 * SECOND, 3_190, 3_180));
+        assert_eq!(memory.parts().process, 280);
+        assert!(!trimmed(3 * SECOND, 3_220, 0), "this is not much");
+        assert!(trimmed(7 * SECOND, 3_220, 3_110));
+        assert_eq!(memory.parts().process, 210);
+    }
+
     #[test]
     fn a_look_sees_this_process() {
         let memory = Memory::new(1);
-        memory.look();
+        memory.look(1);
         assert!(memory.parts().process > 1 << 20);
     }
 

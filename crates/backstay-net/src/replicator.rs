@@ -26,7 +26,7 @@ use crate::clock::Clock;
 use crate::events::{self, push_event};
 use crate::memory::Part;
 use crate::stats::{self, ReplicationTimes, SlotCounts};
-use crate::store::{ShortOf, Store};
+use crate::store::{Asked, ShortOf, Store};
 
 /// How a push went.
 pub type Outcome = Result<StageReport, Refusal>;
@@ -101,6 +101,7 @@ pub struct Replicator {
     /// The stream of a task of which nothing was heard for so long ends.
     stream_grace: AtomicU64,
     relieving: Mutex<relief::Relieving>,
+    periods: Mutex<periods::Periods>,
     /// Bytes of copies on their way that are counted.
     copy_bytes: AtomicU64,
     /// What takes how long.
@@ -144,6 +145,7 @@ impl Replicator {
             heard: Mutex::default(),
             stream_grace: AtomicU64::new(streams::GRACE),
             relieving: Mutex::default(),
+            periods: Mutex::default(),
             copy_bytes: AtomicU64::new(0),
             times: ReplicationTimes::default(),
         })
@@ -249,18 +251,18 @@ impl Replicator {
 
     /// Read rows: committed state, of a moment at which this node was certainly the master.
     pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
-        self.pull_and_tell(table, keys, out, None)
+        self.pull_and_tell(table, keys, out, Asked::default())
     }
 
-    /// The same with their origins; see [`Store::pull_and_tell`].
+    /// The same with what else is asked for; see [`Store::pull_and_tell`].
     pub fn pull_and_tell(
         &self,
         table: u64,
         keys: &[u64],
         out: &mut [f32],
-        origins: Option<&mut Vec<u64>>,
+        asked: Asked<'_>,
     ) -> Result<(), Refusal> {
-        self.store.pull_and_tell(table, keys, out, origins)?;
+        self.store.pull_and_tell(table, keys, out, asked)?;
         self.check_alive()
     }
 
@@ -320,14 +322,16 @@ impl Replicator {
     /// ends, [`Rows::check_behind`] finds out which rows are new.
     pub(crate) fn make_room(&self, transaction: &mut Transaction) {
         if !self.store.has_memory_limit() {
-            return self.store.make_room(transaction, &[]);
+            // Nor does anything depend on whether it waits for a copy.
+            return self.store.make_room(transaction, &[], false);
         }
         let mut runs = transaction.runs().to_vec();
         {
             let state = self.state.lock();
             runs.retain(|run| !state.replica.is_copied_here(run.slot));
         }
-        self.store.make_room(transaction, &runs);
+        let waits = runs.len() < transaction.runs().len();
+        self.store.make_room(transaction, &runs, waits);
     }
 
     /// A message from a master. Its answer goes to `answers` before any slow work. False if that
@@ -389,8 +393,8 @@ impl Replicator {
                 continue;
             }
             while let Some(work) = state.replica.next_work(queue) {
-                let commit = || self.commit(queue, &work);
-                let gone = parking_lot::MutexGuard::unlocked(&mut state, commit);
+                let apart = || self.work_apart(queue, work);
+                let (work, gone) = parking_lot::MutexGuard::unlocked(&mut state, apart);
                 self.finish(&mut state, work, gone);
             }
             state.busy.remove(&queue);
@@ -398,7 +402,32 @@ impl Replicator {
         self.publish(&state.replica);
     }
 
-    /// The part of a piece of work that takes time; what went by it.
+    /// The part of a piece of work that takes time, while others have the state. What is left of it,
+    /// and what went by it.
+    fn work_apart(&self, queue: NodeId, work: Work) -> (Work, Gone) {
+        match work {
+            // It may look at all slots, for rows to give up.
+            Work::Answer {
+                token,
+                outcome: Err(refusal),
+                alone,
+            } => {
+                let outcome = Err(self.store.after_relief(refusal, ShortOf::ABackup));
+                let answer = Work::Answer {
+                    token,
+                    outcome,
+                    alone,
+                };
+                (answer, Gone::default())
+            }
+            work => {
+                let gone = self.commit(queue, &work);
+                (work, gone)
+            }
+        }
+    }
+
+    /// Apply what a piece of work commits; what went by it.
     fn commit(&self, queue: NodeId, work: &Work) -> Gone {
         let Work::Commit {
             transaction,
@@ -437,8 +466,6 @@ impl Replicator {
                 alone,
             } => {
                 let outcome = state.replica.acknowledge(self.now(), outcome, alone);
-                let outcome =
-                    outcome.map_err(|refusal| self.store.after_relief(refusal, ShortOf::ABackup));
                 if let Some(waiter) = state.waiters.remove(&token) {
                     let gone = waiter.gone;
                     let outcome = outcome.map(|report| StageReport { gone, ..report });

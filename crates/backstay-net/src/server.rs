@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
+use crate::clock;
 use crate::frame_io::{drain, write_frame};
 use crate::peer_link::keep_links;
 use crate::replicator::{
@@ -31,8 +32,8 @@ use crate::socket;
 use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
 
-/// The resident memory of the process is asked for once in so many looks at the memory: three times a second.
-const LOOKS_PER_RESIDENT: u32 = 3;
+/// Time between two looks at what the process has resident, and at what copies have left behind.
+const RESIDENT_EVERY: Duration = Duration::from_millis(300);
 /// How long to wait after the system refused to accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -77,9 +78,9 @@ impl Server {
         let (stopping, stop_signal) = watch::channel(false);
         let (drained_sender, drained) = watch::channel(false);
         runtime.spawn(keep_links(Arc::clone(&shared), stop_signal.clone()));
-        runtime.spawn(end_silent_streams(Arc::clone(&shared), stop_signal.clone()));
-        runtime.spawn(keep_periods(Arc::clone(&shared), stop_signal.clone()));
-        runtime.spawn(keep_memory(Arc::clone(&shared), stop_signal.clone()));
+        for chore in CHORES {
+            runtime.spawn(repeat(chore, Arc::clone(&shared), stop_signal.clone()));
+        }
         let accepting = Arc::clone(&shared);
         runtime.spawn(async move {
             accept(accepting, listener, stop_signal).await;
@@ -171,67 +172,74 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopping: watch:
     }
 }
 
-async fn end_silent_streams(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
-    loop {
-        tokio::select! {
-            () = stop_signal(&mut stopping) => return,
-            () = tokio::time::sleep(LOOK_EVERY) => {}
-        }
-        let replicator = Arc::clone(&shared.replicator);
-        // A look at all streams, and transactions: not among the connections.
-        let look =
-            tokio::task::spawn_blocking(move || replicator.end_silent_streams(ENDED_AT_ONCE));
-        if let Err(error) = look.await {
-            warn!(%error, "the look at silent streams has failed");
-        }
-    }
+/// Something that a server does by itself again and again, with a rest in between. Each one has its
+/// own turns: none waits for another.
+struct Chore {
+    what: &'static str,
+    every: Duration,
+    /// Whether it goes on at once.
+    work: fn(&Shared) -> bool,
 }
 
-async fn keep_periods(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
-    loop {
-        tokio::select! {
-            () = stop_signal(&mut stopping) => return,
-            () = tokio::time::sleep(periods::LOOK_EVERY) => {}
-        }
-        if shared.store.tables_with_periods().is_empty() {
-            continue;
-        }
-        let one = Arc::clone(&shared);
-        // It waits for backups: not among the connections.
-        let look = tokio::task::spawn_blocking(move || {
-            let gone = one.replicator.keep_periods();
-            one.counters.count_gone(&gone);
-        });
-        if let Err(error) = look.await {
-            warn!(%error, "the look at the periods of tables has failed");
-        }
-    }
-}
-
-/// Look at the memory, and let tables give up rows while it is short.
-async fn keep_memory(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
-    let mut looks = 0u32;
-    loop {
-        tokio::select! {
-            () = stop_signal(&mut stopping) => return,
-            () = tokio::time::sleep(relief::LOOK_EVERY) => {}
-        }
-        let (one, asks) = (
-            Arc::clone(&shared),
-            looks.is_multiple_of(LOOKS_PER_RESIDENT),
-        );
-        looks = looks.wrapping_add(1);
-        // It reads a file, and waits for backups: not among the connections.
-        let look = tokio::task::spawn_blocking(move || {
-            if asks && one.options.counts_process {
-                one.store.memory().look();
+const CHORES: [Chore; 4] = [
+    Chore {
+        what: "look at silent streams",
+        every: LOOK_EVERY,
+        work: |shared| {
+            shared.replicator.end_silent_streams(ENDED_AT_ONCE);
+            false
+        },
+    },
+    Chore {
+        what: "look at the periods of tables",
+        every: periods::LOOK_EVERY,
+        work: |shared| {
+            let (gone, is_left) = shared.replicator.keep_periods_for(periods::TURNS);
+            shared.counters.count_gone(&gone);
+            is_left
+        },
+    },
+    Chore {
+        what: "look at the memory",
+        every: RESIDENT_EVERY,
+        work: |shared| {
+            shared.store.end_copies();
+            if shared.options.counts_process {
+                shared.store.memory().look(clock::now());
             }
-            let gone = one.replicator.relieve();
-            one.counters.count_gone(&gone);
-        });
-        if let Err(error) = look.await {
-            warn!(%error, "the look at the memory has failed");
+            false
+        },
+    },
+    // Evictions may take long, and go by what the chore before finds out.
+    Chore {
+        what: "relief of a shortage of memory",
+        every: relief::LOOK_EVERY,
+        work: |shared| {
+            let gone = shared.replicator.relieve();
+            shared.counters.count_gone(&gone);
+            false
+        },
+    },
+];
+
+async fn repeat(chore: Chore, shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+    let mut rest = chore.every;
+    loop {
+        tokio::select! {
+            biased;
+            () = stop_signal(&mut stopping) => return,
+            () = tokio::time::sleep(rest) => {}
         }
+        let (one, work) = (Arc::clone(&shared), chore.work);
+        // It reads files, and waits for backups: not among the connections.
+        rest = match tokio::task::spawn_blocking(move || work(&one)).await {
+            Ok(true) => Duration::ZERO,
+            Ok(false) => chore.every,
+            Err(error) => {
+                warn!(%error, "the {} has failed", chore.what);
+                chore.every
+            }
+        };
     }
 }
 
@@ -318,4 +326,64 @@ async fn refuse_connection(stream: &mut TcpStream, options: &ServerOptions) -> i
     stream.shutdown().await?;
     drain(stream).await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::time::Instant;
+
+    use super::*;
+    use backstay_core::hash::SlotSpace;
+    use backstay_core::replication::ReplicaOptions;
+    use backstay_core::wire::Limits;
+
+    /// Longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn options() -> ServerOptions {
+        ServerOptions {
+            cluster_id: "c".into(),
+            node_id: "n".into(),
+            instance: 7,
+            token: None,
+            tls: None,
+            io_threads: 1,
+            limits: Limits {
+                max_frame_bytes: 1 << 20,
+                max_keys: 1 << 14,
+            },
+            max_connections: 4,
+            handshake_timeout: PATIENCE,
+            stall_timeout: PATIENCE,
+            peer_tls: None,
+            stream_grace: PATIENCE,
+            counts_process: true,
+            replica: ReplicaOptions::default(),
+        }
+    }
+
+    /// Evictions go by what the process takes, so somebody must look at it while they go on.
+    #[test]
+    fn the_memory_of_the_process_is_looked_at_while_tables_give_up_rows() {
+        let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), 0));
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let server = Server::start(listener, options(), store).unwrap();
+        let process = || server.store().memory().parts().process;
+        let wait_until = |what: &str, condition: &dyn Fn() -> bool| {
+            let begun = Instant::now();
+            while !condition() {
+                assert!(begun.elapsed() < PATIENCE, "{what}");
+                std::thread::yield_now();
+            }
+        };
+        wait_until("a first look", &|| process() > 0);
+        let relieving = server.replicator().hold_relief();
+        let before = process();
+        let ballast = black_box(vec![1u8; 96 << 20]);
+        wait_until("a look at the ballast", &|| process() > before + (64 << 20));
+        drop(ballast);
+        wait_until("another look", &|| process() < before + (32 << 20));
+        drop(relieving);
+    }
 }

@@ -24,7 +24,7 @@ use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::life::{Gone, Thresholds};
 use backstay_core::replication::Rows;
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
-use backstay_core::staleness::StalenessCounts;
+use backstay_core::staleness::{Reference, StalenessCounts};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::{PlainRows, Table};
 use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
@@ -32,13 +32,23 @@ use parking_lot::RwLock;
 
 use crate::clock::WallClock;
 use crate::memory::{Memory, Part};
-use relief::Relief;
 pub(crate) use relief::ShortOf;
+use relief::{Giving, Relief};
+use room::NoRoom;
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
 /// The most tables of a cluster.
 pub const MAX_TABLES: usize = 10_000;
+
+/// What a pull asks for besides rows: what its client's next push will tell.
+#[derive(Debug, Default)]
+pub struct Asked<'a> {
+    /// The origin of each slot of the keys, to be appended.
+    pub origins: Option<&'a mut Vec<u64>>,
+    /// What [`Engine::read_sums`] gives of each key, to be filled in.
+    pub sums: Option<&'a mut [f32]>,
+}
 
 /// How many rows a table has and what they take.
 #[derive(Debug, Clone)]
@@ -202,23 +212,28 @@ impl Store {
 
     /// Copy the weights of `keys` (sorted by slot) to `out`, \[n, `row_elements`].
     pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
-        self.pull_and_tell(table, keys, out, None)
+        self.pull_and_tell(table, keys, out, Asked::default())
     }
 
-    /// The same, and if that is asked for, tell the origin of each slot's, of the same moment.
+    /// The same with what else is asked for, of the same moment.
     pub fn pull_and_tell(
         &self,
         table: u64,
         keys: &[u64],
         out: &mut [f32],
-        mut origins: Option<&mut Vec<u64>>,
+        mut asked: Asked<'_>,
     ) -> Result<(), Refusal> {
         let elements = self.spec(table)?.row_elements();
+        let told = Reference::Sum.values(elements);
         for (stripe, part) in self.parts(keys)? {
             let out = &mut out[part.start * elements..part.end * elements];
             let engine = self.stripes[stripe].read();
             engine.read(table, &keys[part.clone()], out)?;
-            if let Some(origins) = origins.as_deref_mut() {
+            if let Some(sums) = asked.sums.as_deref_mut() {
+                let sums = &mut sums[part.start * told..part.end * told];
+                engine.read_sums(table, &keys[part.clone()], sums)?;
+            }
+            if let Some(origins) = asked.origins.as_deref_mut() {
                 engine.origins(table, &keys[part], origins)?;
             }
         }
@@ -245,7 +260,7 @@ impl Store {
         observed::check_change(&spec, transaction.change)?;
         self.check_under_way(transaction)?;
         self.shrink_share(transaction);
-        let room = self.reserve(transaction, transaction.runs());
+        let room = self.reserve(transaction, transaction.runs(), Giving::Served);
         let room = room.map_err(|refusal| self.after_relief(refusal, ShortOf::Here))?;
         let pause = room.pause();
         transaction.attach(room);
@@ -258,10 +273,16 @@ impl Store {
     }
 
     /// Reserve room for these runs of another node's push, if there is any. Otherwise
-    /// [`Rows::check`] refuses the push.
-    pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run]) {
-        if let Ok(room) = self.reserve(transaction, runs) {
-            transaction.attach(room);
+    /// [`Rows::check`] refuses the push. `waits`: other runs of it wait for a copy.
+    pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run], waits: bool) {
+        match self.reserve(transaction, runs, Giving::Held) {
+            Ok(mut room) => {
+                if waits {
+                    room.wait_for_a_copy();
+                }
+                transaction.attach(room);
+            }
+            Err(refusal) => transaction.attach(NoRoom(refusal)),
         }
     }
 
@@ -509,12 +530,24 @@ impl Store {
             self.memory
                 .change(part, before[at] as u64, after[at] as u64);
         }
-        self.count_kept(stripe, &engine);
+        self.count_kept(stripe, &mut engine);
         outcome
     }
 
+    /// Give back what is kept for copies to other nodes that are over, also in slots where nothing
+    /// else happens.
+    pub(crate) fn end_copies(&self) {
+        for (stripe, kept) in self.kept_bytes.iter().enumerate() {
+            let has_kept = kept.load(Ordering::Relaxed) > 0;
+            if has_kept && self.stripes[stripe].read().has_ended_copies() {
+                self.count_kept(stripe, &mut self.stripes[stripe].write());
+            }
+        }
+    }
+
     /// Count the rows that an engine keeps for copies; it is locked.
-    fn count_kept(&self, stripe: usize, engine: &Engine) {
+    fn count_kept(&self, stripe: usize, engine: &mut Engine) {
+        engine.end_copies();
         let kept = engine.kept_bytes();
         let before = self.kept_bytes[stripe].swap(kept, Ordering::Relaxed);
         self.memory.change(Part::Copies, before, kept);

@@ -45,6 +45,7 @@ fn pull_wide(request_id: u64) -> Vec<u8> {
         key_count: keys.len() as u32,
         row_elements: WIDE,
         origins: false,
+        sums: false,
     };
     frame(
         Opcode::Pull,

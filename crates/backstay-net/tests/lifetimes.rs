@@ -374,3 +374,30 @@ fn usage_and_counters_tell_of_keys_without_a_row() {
     let all = usage.bytes + usage.counters.1 + server.store().stream_bytes();
     assert_eq!(server.store().allocated_bytes(), all);
 }
+
+/// More keys than the capacity has rows: those that rank lowest go in the same push, and are counted.
+#[test]
+fn a_batch_larger_than_the_capacity_is_taken_and_keeps_what_ranks_highest() {
+    let now = Arc::new(AtomicU32::new(1000));
+    let server = server(r#"{"capacity":{"rows":1024}}"#, &now);
+    let space = SlotSpace::new(SLOTS).unwrap();
+    let keys: Vec<u64> = (0..3000).collect();
+    block_on(async {
+        let client = client_of(&server);
+        push_keys(&client, &keys, None).await.unwrap();
+        // They were seen at the same time, so the highest keys stay: 15/16 of the 16 of a slot.
+        let mut left = vec![15; SLOTS as usize];
+        let mut wanted = vec![0.0; keys.len()];
+        for &key in keys.iter().rev() {
+            let left = &mut left[space.slot_of(key) as usize];
+            if *left > 0 {
+                *left -= 1;
+                wanted[key as usize] = 1.0;
+            }
+        }
+        assert_eq!(values(&client, &keys).await, wanted);
+    });
+    let rows = server.store().usage("t").unwrap().rows;
+    assert_eq!(rows, 15 * u64::from(SLOTS));
+    assert_eq!(server.snapshot().rows_evicted, 3000 - rows);
+}

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use backstay_core::error::code;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::Staleness;
+use backstay_core::staleness::{Reference, Staleness};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushReply};
 use backstay_net::client::{Client, ClientError, Deadline, PushRequest};
@@ -97,10 +97,16 @@ fn a_client_that_asks_hears_how_stale_its_pushes_are() {
 
 /// A server with table `d`, which compensates the delay of gradients.
 fn delayed() -> Server {
+    compensating(
+        r#"{"sgd":{"learning_rate":1.0}},"staleness":{"delay_compensated":{"strength":0.5}}"#,
+    )
+}
+
+/// A server with table `d`, of this optimizer and what stands behind it.
+fn compensating(optimizer: &str) -> Server {
     let server = start(options());
-    let spec = format!(
-        r#"{{"name":"d","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"staleness":{{"delay_compensated":{{"strength":0.5}}}}}}"#
-    );
+    let spec =
+        format!(r#"{{"name":"d","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{optimizer}}}"#);
     let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
     server.store().create_table(&spec, 1).unwrap();
     server
@@ -139,7 +145,7 @@ fn a_push_brings_the_weights_that_its_gradients_were_computed_with() {
     let keys: Vec<u64> = (0..5001).collect();
     block_on(async {
         for client in [&one, &other] {
-            client.keep_references(table_id("d"));
+            client.keep_references(table_id("d"), Reference::Weights);
             assert_eq!(pull_d(client, &keys).await, vec![0.0; keys.len() * DIM]);
         }
         push_to_d(&other, &keys).await.unwrap();
@@ -157,12 +163,74 @@ fn a_push_brings_the_weights_that_its_gradients_were_computed_with() {
     });
 }
 
+/// Two clients that pull before the other one pushes; a third one that keeps nothing is refused, and
+/// one that pulls gets rows alone.
+#[test]
+fn a_push_brings_the_sums_that_came_with_its_weights() {
+    let server = compensating(
+        r#"{"adagrad":{"learning_rate":0.5,"initial_accumulator":1.0}},"staleness":"adaptive_revision""#,
+    );
+    let address = server.address().to_string();
+    let made = || client(&address, client_options()).unwrap().0;
+    let (one, other, unaware) = (made(), made(), made());
+    // Some thousands, so that calls travel in several parts; an odd number of values.
+    let keys: Vec<u64> = (0..5001).collect();
+    let (mut weight, mut z) = (0.0f64, 1.0f64);
+    let mut wanted = |since: f64| {
+        let old = 0.5 / z.sqrt();
+        z += 4.0 - 4.0 * since;
+        weight += 2.0 * 0.5 / z.sqrt() + (old - 0.5 / z.sqrt()) * since;
+        weight
+    };
+    block_on(async {
+        for client in [&one, &other] {
+            client.track_staleness(table_id("d"));
+            client.keep_references(table_id("d"), Reference::Sum);
+            assert_eq!(pull_d(client, &keys).await, vec![0.0; keys.len() * DIM]);
+        }
+        for (client, since) in [(&other, 0.0), (&one, -2.0), (&other, -2.0)] {
+            push_to_d(client, &keys).await.unwrap();
+            let wanted = wanted(since);
+            let rows = pull_d(client, &keys).await;
+            let near = |&row: &f32| (f64::from(row) - wanted).abs() < 1e-5;
+            assert!(rows.iter().all(near), "{} for {wanted}", rows[0]);
+        }
+        let refused = push_to_d(&unaware, &keys).await.unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("must bring the sums of gradients"), "{text}");
+        assert_eq!(pull_d(&unaware, &keys).await, pull_d(&one, &keys).await);
+    });
+}
+
+#[test]
+fn sums_are_refused_where_there_are_none() {
+    let server = delayed();
+    let mut raw = Raw::greeted(&server);
+    let mut meta = pull_meta("d", 1);
+    meta.sums = true;
+    let body = 8u64.to_le_bytes();
+    raw.send(&frame(Opcode::Pull, 5, &meta.encode(), &body));
+    raw.expect_error(5, code::INVALID_REQUEST, "keeps no sums of gradients");
+    let mut meta = push_meta("d", 1, 78, 0, 0);
+    meta.change = meta.change.compared(Reference::Sum);
+    for (values, code, words) in [
+        (4, code::INVALID_REQUEST, "are no gradient with its sums"),
+        (5, code::INVALID_REQUEST, "must bring the weights"),
+    ] {
+        meta.row_elements = values;
+        let values = vec![1.0; values as usize];
+        raw.send(&push_frame(5, &meta, &[8], &values));
+        raw.expect_error(5, code, words);
+    }
+    assert_still_serves(&server);
+}
+
 #[test]
 fn weights_that_are_not_finite_are_refused_by_name() {
     let server = delayed();
     let mut raw = Raw::greeted(&server);
     let mut meta = push_meta("d", 1, 78, 0, 0);
-    meta.change = meta.change.compared();
+    meta.change = meta.change.compared(Reference::Weights);
     for (values, code, words) in [
         (
             vec![1.0, 1.0, 0.0, f32::NAN],

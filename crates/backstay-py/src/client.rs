@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::life::Thresholds;
+use backstay_core::staleness::Reference;
 use backstay_core::stream::{StreamId, OWN_PASS};
 use backstay_net::client::routing::{Routing, ServerAddress};
 use backstay_net::client::{Client, ClientOptions, Deadline, Event, Pull};
@@ -172,9 +173,16 @@ impl DataClient {
         self.client.track_staleness(table);
     }
 
-    /// Keep the rows of pulls of a table, and have pushes to it bring them along.
-    fn keep_references(&self, table: u64) {
-        self.client.keep_references(table);
+    /// Keep the rows of pulls of a table, or the sums of gradients that come with them, and have
+    /// pushes to it bring these along.
+    #[pyo3(signature = (table, *, sums=false))]
+    fn keep_references(&self, table: u64, sums: bool) {
+        let reference = if sums {
+            Reference::Sum
+        } else {
+            Reference::Weights
+        };
+        self.client.keep_references(table, reference);
     }
 
     /// Make a batch of keys ready.

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backstay_core::engine::{Engine, ServingState, SlotSnapshot, StageReport};
 use backstay_core::error::Refusal;
-use backstay_core::hash::mix64;
 use backstay_core::life::Thresholds;
 use backstay_core::replication::{
     LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Way, Work,
 };
+use backstay_core::staleness::Reference;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::PlainRows;
 use backstay_core::transaction::{Batch, Change, Transaction};
@@ -275,10 +275,12 @@ impl SimNode {
     }
 
     /// Take a push on, or without `values` a delete, or what `change` says (`expire`, `decay`), of which
-    /// the keys stand for their slots; `keys` are sorted by slot. Returns (code, reason): -1 means that an
-    /// answer with this token follows as work, 0 that every slot has had it before.
+    /// the keys stand for their slots; `keys` are sorted by slot. What `pull` told goes back as
+    /// `origins`, and behind each gradient as `reference` (`weights`, `sums`) says. Returns (code,
+    /// reason): -1 means that an answer with this token follows as work, 0 that every slot has had it
+    /// before.
     #[pyo3(signature = (now, token, *, stream, sequence, floor, table, keys, values,
-        known_version=u64::MAX, change=""))]
+        known_version=u64::MAX, change="", origins=None, reference=""))]
     #[allow(clippy::too_many_arguments)] // Keywords only.
     fn push(
         &self,
@@ -293,6 +295,8 @@ impl SimNode {
         values: Vec<f32>,
         known_version: u64,
         change: &str,
+        origins: Option<Vec<u64>>,
+        reference: &str,
     ) -> PyResult<(i32, String)> {
         let (job, pass, task) = stream;
         let id = TransactionId {
@@ -307,11 +311,20 @@ impl SimNode {
                 learning_rate_scale: 1.0,
             },
         };
+        let change = match reference {
+            "weights" => change.compared(Reference::Weights),
+            "sums" => change.compared(Reference::Sum),
+            _ => change,
+        };
         let space = slot_space(py, self.slots)?;
         let batch = Batch::new(&keys, &values);
         let mut transaction = Transaction::new(space, id, floor, table, change, batch)
             .map_err(|refusal| from_refusal(py, &refusal))?;
         transaction.known_version = known_version;
+        if let Some(origins) = origins {
+            let told = transaction.tell_origins(&origins);
+            told.map_err(|refusal| from_refusal(py, &refusal))?;
+        }
         let node = &mut *self.node();
         let seconds = (now / 1_000_000) as u32;
         let stamped = node.rows.0.borrow().stamp(&mut transaction, seconds);
@@ -365,6 +378,43 @@ impl SimNode {
                 Vec::new(),
             ),
         }
+    }
+
+    /// The same with what a push will tell of them: (code, values, sums, origins), where sums are of a
+    /// table that keeps some, and origins one for each slot.
+    #[allow(clippy::type_complexity)] // Taken apart at once, in Python.
+    fn pull(&self, now: u64, table: u64, keys: Vec<u64>) -> (i32, Vec<f32>, Vec<f32>, Vec<u64>) {
+        let (code, values) = self.read(now, table, keys.clone());
+        let (mut sums, mut origins) = (Vec::new(), Vec::new());
+        let node = self.node();
+        let engine = node.rows.0.borrow();
+        if let (0, Ok(known)) = (code, engine.table(table)) {
+            if known.spec().staleness.reference() == Some(Reference::Sum) {
+                sums = vec![0.0; keys.len() * Reference::Sum.values(known.spec().row_elements())];
+            }
+            let told = engine.origins(table, &keys, &mut origins);
+            let told = told.and_then(|()| match &mut sums[..] {
+                [] => Ok(()),
+                sums => engine.read_sums(table, &keys, sums),
+            });
+            if let Err(refusal) = told {
+                return (
+                    i32::from(refusal.code()),
+                    Vec::new(),
+                    Vec::new(),
+                    Vec::new(),
+                );
+            }
+        }
+        (code, values, sums, origins)
+    }
+
+    /// Slots of pushes to a table of which this node, as master, knows how stale they were, and the sum.
+    fn staleness(&self, table: u64) -> (u64, u64) {
+        let node = self.node();
+        let engine = node.rows.0.borrow();
+        let counts = engine.table(table).map(|one| *one.staleness());
+        counts.map_or((0, 0), |counts| (counts.buckets.iter().sum(), counts.sum))
     }
 
     /// The rows as they are, whichever node is their master.
@@ -471,14 +521,10 @@ impl SimNode {
         Ok(self.node().rows.0.borrow().place(slot))
     }
 
-    /// A hash of a slot's rows and streams, and of what it counts of updates.
+    /// A hash of a slot's rows and memory.
     fn digest(&self, slot: u32) -> PyResult<u64> {
         self.check_slot(slot)?;
-        let node = self.node();
-        let engine = node.rows.0.borrow();
-        let updates = engine.memory(slot).updates.into_iter();
-        let mix = |hash, (table, count): (u64, u64)| mix64(mix64(hash ^ table) ^ count);
-        Ok(updates.fold(engine.digest(slot), mix))
+        Ok(self.node().rows.0.borrow().digest(slot))
     }
 
     /// Whether this node answers requests for a slot: "elsewhere", "waiting" or "serving".

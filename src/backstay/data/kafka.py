@@ -17,7 +17,7 @@ import logging
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,7 +176,7 @@ class KafkaReader:
         if first >= end:
             return
         partition = self._kafka.TopicPartition(part.topic, part.partition, first)
-        with self._errors(part.place):
+        with self._errors(part.place, consumer):
             consumer.assign([partition])
         for message in self._messages(consumer, part, first, end):
             record, reason = self._values.decode(message.value())
@@ -189,7 +189,7 @@ class KafkaReader:
         """Yield the messages of a range, until its end or that of the partition."""
         next_offset, deadline_s = first, time.monotonic() + self._timeout_s
         while next_offset < end:
-            with self._errors(part.place):
+            with self._errors(part.place, consumer):
                 got = consumer.consume(min(MESSAGES_MAX, end - next_offset), timeout=1.0)
             if got:
                 deadline_s = time.monotonic() + self._timeout_s
@@ -218,7 +218,7 @@ class KafkaReader:
 
         Messages of a transaction that is under way, and what follows them, do not count yet.
         """
-        with self._errors(f"{topic}/{partition}"):
+        with self._errors(f"{topic}/{partition}", consumer):
             low, high = consumer.get_watermark_offsets(
                 self._kafka.TopicPartition(topic, partition), timeout=self._timeout_s
             )
@@ -226,7 +226,7 @@ class KafkaReader:
 
     def _topic(self, consumer: Any, topic: str) -> Any:
         """Return what the brokers tell of a topic."""
-        with self._errors(topic):
+        with self._errors(topic, consumer):
             known = consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
         if known.error is not None:
             raise DataUnavailable(
@@ -248,7 +248,7 @@ class KafkaReader:
             found[part] = bound.within(place, low, high)
             if bound.time_ms is not None:
                 wanted = self._kafka.TopicPartition(*part, bound.time_ms)
-                with self._errors(place):
+                with self._errors(place, consumer):
                     (at,) = consumer.offsets_for_times([wanted], timeout=self._timeout_s)
                 # Below 0: no message is as new.
                 found[part] = at.offset if at.offset >= 0 else high
@@ -283,11 +283,15 @@ class KafkaReader:
             raise
 
     @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def _errors(self, what: str, consumer: Any = None) -> Iterator[None]:
         """Have the client's errors be ours."""
         try:
             yield
         except self._kafka.KafkaException as error:
+            with suppress(self._kafka.KafkaException):
+                if consumer is not None:
+                    # Only now does it tell what it has logged.
+                    consumer.poll(0)
             raise self._trouble.error(what, error.args[0].str()) from error
 
 
@@ -354,10 +358,11 @@ class _Trouble:
         self.brokers = brokers
         self._told = ""
 
-    def note(self, error: Any) -> None:
-        """Take an error that belongs to no call."""
-        self._told = error.str()
-        log.debug("brokers %s: %s", self.brokers, self._told)
+    def log(self, level: int, text: str, *words: str) -> None:
+        """Take what the client logs, in the place of a logger: that is how it tells."""
+        log.debug(text, *words)
+        if level >= logging.WARNING and words:
+            self._told = words[-1]
 
     def error(self, what: str, why: str) -> DataUnavailable:
         """Return the error of a call."""
@@ -440,8 +445,7 @@ def _client_config(
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
-        "error_cb": trouble.note,
-        "logger": log,
+        "logger": trouble,
     }
 
 

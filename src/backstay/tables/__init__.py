@@ -60,7 +60,7 @@ from backstay.tables.spec import (
     Storage,
     TableSpec,
 )
-from backstay.tables.staleness import DelayCompensated
+from backstay.tables.staleness import AdaptiveRevision, DelayCompensated
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -81,6 +81,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "AdaptiveRevision",
     "Admission",
     "AdmissionFunction",
     "AdmitAfter",

@@ -40,7 +40,7 @@ class Always:
 class AdmitAfter:
     """A key gets a row with the push that names it for the ``occurrences``-th time.
 
-    Equal keys of one batch count once.
+    Equal keys of one batch count once. Passes and jobs count on where the ones before ended.
 
     Attributes:
         occurrences: 2 to 65,535; with a filter 2 to 100.

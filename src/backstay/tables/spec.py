@@ -44,8 +44,8 @@ from backstay.tables.lifetime import (
     Lifetime,
     Score,
 )
-from backstay.tables.optimizers import SGD, Optimizer
-from backstay.tables.staleness import DelayCompensated
+from backstay.tables.optimizers import SGD, Adagrad, Optimizer
+from backstay.tables.staleness import AdaptiveRevision, DelayCompensated
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -56,7 +56,7 @@ from backstay.tables.user import (
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
 Storage: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Staleness: TypeAlias = Literal["ignore", "scale"] | DelayCompensated
+Staleness: TypeAlias = Literal["ignore", "scale"] | DelayCompensated | AdaptiveRevision
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ _ADMISSIONS: dict[str, Callable[..., Admission]] = {
     "function": AdmissionFunction,
 }
 _STALENESS: dict[str, Callable[..., DelayCompensated]] = {"delay_compensated": DelayCompensated}
+# It has no settings.
+_ADAPTIVE_REVISION = "adaptive_revision"
 _JSON_NAMES: dict[Callable[..., object], str] = {
     made: name
     for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE, _ADMISSIONS)
@@ -168,7 +170,7 @@ class TableSpec:
         lifetime: When rows of a sparse table come and go; None: they stay until they are deleted.
         staleness: What the servers do about gradients that are stale: nothing ("ignore"), or divide
             the learning rate of a push by its staleness in each slot ("scale"), or
-            :class:`DelayCompensated`.
+            :class:`DelayCompensated`, or :class:`AdaptiveRevision` with Adagrad.
         pull: What a pull returns in the place of the weights; None: the weights.
 
     Raises:
@@ -207,18 +209,27 @@ class TableSpec:
         if not (self.pull is None or isinstance(self.pull, PullFunction)):
             raise ConfigError(f"TableSpec.pull is {self.pull!r}; allowed: a PullFunction or None")
         check_choice(self, "storage", get_args(Storage))
-        if not isinstance(self.staleness, DelayCompensated):
-            check_choice(self, "staleness", ("ignore", "scale"))
-        elif isinstance(self.optimizer, UserOptimizer) or self.pull is not None:
-            raise ConfigError(
-                "TableSpec.staleness is DelayCompensated; allowed with an optimizer of your own, "
-                "or a function on pull: 'ignore' or 'scale'"
-            )
+        self._check_staleness()
         check_integer(self, "seed", 0, 2**64 - 1)
         if self.lifetime is not None and isinstance(self.kind, Dense):
             raise ConfigError(
                 "TableSpec.lifetime is set; allowed: None in a dense table, whose blocks neither "
                 "come nor go"
+            )
+
+    def _check_staleness(self) -> None:
+        if isinstance(self.staleness, AdaptiveRevision):
+            if not isinstance(self.optimizer, Adagrad):
+                raise ConfigError(
+                    "TableSpec.staleness is AdaptiveRevision; allowed with the optimizer Adagrad "
+                    f"only: this table has {type(self.optimizer).__name__}"
+                )
+        elif not isinstance(self.staleness, DelayCompensated):
+            check_choice(self, "staleness", ("ignore", "scale"))
+        elif isinstance(self.optimizer, UserOptimizer) or self.pull is not None:
+            raise ConfigError(
+                "TableSpec.staleness is DelayCompensated; allowed with an optimizer of your own, "
+                "or a function on pull: 'ignore' or 'scale'"
             )
 
     @classmethod
@@ -287,7 +298,7 @@ class TableSpec:
     def state_elements(self) -> int:
         """Words behind the weights of a row: of the optimizer, of ``staleness``, statistics."""
         kept = self.optimizer.state_elements(self.row_elements) + len(self.statistics)
-        if isinstance(self.staleness, DelayCompensated):
+        if not isinstance(self.staleness, str):
             kept += self.staleness.state_elements(self.row_elements)
         return kept
 
@@ -353,6 +364,8 @@ class TableSpec:
                 values[part] = _from_plain(values[part], choices, part)
         if isinstance(values.get("staleness"), dict):
             values["staleness"] = _from_plain(values["staleness"], _STALENESS, "staleness")
+        elif values.get("staleness") == _ADAPTIVE_REVISION:
+            values["staleness"] = AdaptiveRevision()
         if values.get("lifetime") is not None:
             values["lifetime"] = _lifetime_of(values["lifetime"])
         if values.get("pull") is not None:
@@ -369,6 +382,8 @@ _OF_LIFETIME: dict[str, Callable[..., Expiry | Capacity | Score]] = {
 
 
 def _plain_staleness(staleness: Staleness) -> Any:
+    if isinstance(staleness, AdaptiveRevision):
+        return _ADAPTIVE_REVISION
     return staleness if isinstance(staleness, str) else {"delay_compensated": asdict(staleness)}
 
 

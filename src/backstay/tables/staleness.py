@@ -40,3 +40,18 @@ class DelayCompensated:
     def state_elements(self, row_elements: int) -> int:
         """Words behind the optimizer's state of a row."""
         return row_elements if self.adaptive else 0
+
+
+@dataclass(frozen=True)
+class AdaptiveRevision:
+    """Have Adagrad revise its steps by gradients that come late.
+
+    A pull brings the sum of the gradients that its weights have seen, and a push sends it back. So
+    the servers know what was applied in between: each weight takes the steps that it would have
+    taken had that been known before. (McMahan and Streeter, NIPS 2014.) With the optimizer
+    ``Adagrad`` only.
+    """
+
+    def state_elements(self, row_elements: int) -> int:
+        """Words behind the optimizer's state of a row."""
+        return 2 * row_elements + 1

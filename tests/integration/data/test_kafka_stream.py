@@ -17,7 +17,8 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from backstay._proto.v1 import job_pb2
 from backstay.data.opening import open_stream

@@ -229,6 +229,28 @@ def test_rows_are_admitted_decay_and_expire_as_the_model_says(
     wait_until(lambda: copies_are_equal(cluster), "equal copies")
 
 
+def test_a_dry_run_counts_the_ids_that_wait_for_a_row(
+    cluster: LocalCluster, client: Client
+) -> None:
+    lifetime = Lifetime(AdmitAfter(2), expiry=Expiry(unseen_seconds=1))
+    table = client.create_table(spec("waiting", lifetime))
+    for count in (40, 10):
+        client.push(table, np.arange(count), np.full((count, 2), -1, np.float32))
+    words = ("tables", "expire", "waiting")
+
+    def is_old() -> bool:
+        counted = told(cluster, *words, "--dry-run")
+        return (counted["rows"], counted["counters"]) == (10, 30)
+
+    wait_until(is_old, "10 rows and 30 counters of more than a second")
+    shown = ctl(cluster, *words, "--dry-run").stdout
+    assert "10 rows would expire" in shown
+    assert "30 counters of keys without a row would be forgotten" in shown
+    done = told(cluster, *words)
+    assert (done["rows"], done["counters"]) == (10, 30)
+    assert told(cluster, *words, "--dry-run")["counters"] == 0
+
+
 def test_what_does_not_fit_is_refused_by_name_and_nothing_is_sent(
     cluster: LocalCluster, client: Client
 ) -> None:

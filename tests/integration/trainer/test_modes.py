@@ -13,10 +13,25 @@ from numpy.typing import NDArray
 
 from backstay._proto.v1 import job_pb2
 from backstay.config import SecurityConfig
-from backstay.errors import ConfigError, NotLeading, TaskLeaseLost, Unauthenticated
+from backstay.errors import (
+    ConfigError,
+    NotLeading,
+    TaskLeaseLost,
+    Unauthenticated,
+    UnknownTable,
+)
 from backstay.job.messages import Task
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.tables import SGD, Adagrad, Adam, TableSpec, Zeros
+from backstay.tables import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdaptiveRevision,
+    DelayCompensated,
+    Staleness,
+    TableSpec,
+    Zeros,
+)
 from backstay.trainer import Client
 from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, put_together
 from backstay.trainer.modes.geo import GeoClient
@@ -103,6 +118,20 @@ def test_steps_that_are_forgotten_are_never_sent(client: Client) -> None:
 def test_geo_needs_sgd(client: Client) -> None:
     with pytest.raises(ConfigError, match="'geo-adam' has Adam, but steps can be summed up"):
         GeoClient(client).create_table(TableSpec.sparse("geo-adam", dim=1, optimizer=Adam()))
+
+
+@pytest.mark.parametrize("staleness", [DelayCompensated(0.04), AdaptiveRevision()])
+@pytest.mark.parametrize(("mode", "front"), [("geo", GeoClient), ("sync", GatheringClient)])
+def test_tables_that_compensate_delay_are_refused_before_they_are_made(
+    client: Client, mode: str, front: type[GeoClient | GatheringClient], staleness: Staleness
+) -> None:
+    name = f"late-{mode}"
+    spec = TableSpec.sparse(name, dim=1, optimizer=Adagrad(0.1), staleness=staleness)
+    words = f"mode {mode}: the table '{name}' has staleness={type(staleness).__name__}, which is"
+    with pytest.raises(ConfigError, match=words):
+        front(client).create_table(spec)
+    with pytest.raises(UnknownTable):
+        client.table(name)
 
 
 # -- sync -----------------------------------------------------------------------------------

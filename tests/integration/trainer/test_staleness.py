@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.tables import SGD, DelayCompensated, TableSpec, Zeros
+from backstay.tables import SGD, Adagrad, AdaptiveRevision, DelayCompensated, TableSpec, Zeros
 from backstay.trainer import Client
 
 KEYS = np.arange(300, dtype=np.uint64)
@@ -67,6 +70,71 @@ def test_a_late_gradient_is_moved_to_where_the_weights_are(adaptive: bool) -> No
         assert np.abs(late.pull(table, KEYS) - wanted).max() < 1e-5
         with pytest.raises(InvalidRequest, match="has not pulled key"):
             late.push(table, KEYS + np.uint64(1000), twos)
+
+
+@dataclass
+class Paper:
+    """A weight under McMahan and Streeter's AdaptiveRevision, of rate 0.5, from 0."""
+
+    weight: float = 0.0
+    total: float = 0.0
+    z: float = 0.25
+    highest: float = 0.25
+
+    def update(self, gradient: float, read: float) -> float:
+        """Take a gradient whose weights had seen this total; return the weight."""
+        since, old = self.total - read, 0.5 / self.highest**0.5
+        self.z += gradient**2 + 2 * gradient * since
+        self.highest = max(self.highest, self.z)
+        new = 0.5 / self.highest**0.5
+        self.weight += (old - new) * since - new * gradient
+        self.total += gradient
+        return self.weight
+
+
+def test_late_gradients_revise_after_a_failover_and_after_a_restore(tmp_path: Path) -> None:
+    spec = TableSpec.sparse(
+        "revised",
+        2,
+        optimizer=Adagrad(0.5, initial_accumulator=0.25),
+        initializer=Zeros(),
+        staleness=AdaptiveRevision(),
+    )
+    paper = Paper()
+    settings = {"slot_count": 64, "checkpoint_url": str(tmp_path)}
+
+    def check(client: Client, wanted: float) -> None:
+        assert np.abs(client.pull("revised", KEYS) - wanted).max() < 1e-5
+
+    def push(client: Client, gradient: float) -> None:
+        client.push("revised", KEYS, np.full((300, 2), gradient, np.float32))
+
+    with (
+        LocalCluster(servers=3, settings={**settings, "replicas": 2}) as cluster,
+        Client(cluster.endpoints) as late,
+        Client(cluster.endpoints) as fast,
+    ):
+        late.create_table(spec)
+        check(late, 0.0)
+        check(fast, 0.0)
+        push(fast, -2.0)
+        paper.update(-2.0, 0.0)
+        cluster.kill(1)
+        push(late, 1.5)
+        check(late, paper.update(1.5, 0.0))
+        saved = late.checkpoints.save().id
+    with (
+        LocalCluster(1, settings={**settings, "restore": saved}) as fresh,
+        Client(fresh.endpoints) as late,
+        Client(fresh.endpoints) as fast,
+    ):
+        # Its sum goes on from -0.5.
+        check(late, paper.weight)
+        check(fast, paper.weight)
+        push(fast, -1.0)
+        paper.update(-1.0, -0.5)
+        push(late, -3.0)
+        check(fast, paper.update(-3.0, -0.5))
 
 
 def test_settings_of_a_delay_are_refused_by_name() -> None:

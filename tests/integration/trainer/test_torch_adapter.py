@@ -89,6 +89,19 @@ def test_tables_do_about_stale_gradients_what_the_setting_or_the_layer_says(
         assert found[dense] == "scale"
 
 
+def test_a_layer_that_revises_its_steps_needs_adagrad(session: Session) -> None:
+    layer = Embedding(None, 3, staleness=tables.AdaptiveRevision())
+    with pytest.raises(ConfigError, match="the optimizer Adagrad only: this table has SGD"):
+        DistributedOptimizer(sgd(layer))
+    optimizer = DistributedOptimizer(torch.optim.Adagrad(layer.parameters(), lr=0.5))
+    found = {spec.name: spec.staleness for spec in session.client.tables()}
+    assert found[layer.table_name] == tables.AdaptiveRevision()
+    before = rows_of(session, layer, [1, 2])
+    layer(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    np.testing.assert_allclose(rows_of(session, layer, [1, 2]), before - 0.5, rtol=1e-5)
+
+
 def test_rows_begin_as_pytorchs(session: Session) -> None:
     layer = Embedding(None, 64)
     DistributedOptimizer(sgd(layer))

@@ -6,6 +6,7 @@ a callback of the model file does it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from backstay.cli.audit import audit_job
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.worker.audit import RecordsAudit
 from tests.integration.job_processes import JobProcesses
@@ -267,6 +269,31 @@ def test_other_modes_count_once_too(cluster: LocalCluster, tmp_path: Path, mode:
         assert status.state == "done", status.reason
     told = audit(cluster, spec)
     assert told.records_counted_once, told
+
+
+def test_a_job_divides_the_learning_rate_of_its_stale_pushes(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    mode = ModeSpec(kind="async", compensation="scale", steps_in_flight=4)
+    spec = job(tmp_path, "scaled", "torch", SIGNAL_AT_BATCH, mode=mode)
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0")
+        processes.start_worker("w-1", SIGNAL="SIGKILL", AT_BATCH="15")
+        assert processes.code("w-1") == -9
+        processes.start_worker("w-2")
+        status = processes.over()
+        assert status.state == "done", status.reason
+    assert status.evaluations[-1].metrics["auc"] > 0.7
+    told = audit(cluster, spec)
+    assert told.records_counted_once, told
+    with ClusterInspection(cluster.endpoints, cluster.client_config()) as inspection:
+        found = inspection.tables()["tables"]
+    # The model's, not the one that counts records.
+    trained = [one for one in found if re.match("scaled/(?!__)", one["name"])]
+    assert len(trained) >= 2
+    assert {one["spec"]["staleness"] for one in trained} == {"scale"}
+    # With four steps of its own in flight even one worker's pushes are stale.
+    assert all(one["staleness_sum"] > 0 for one in trained)
 
 
 SEEDED = """

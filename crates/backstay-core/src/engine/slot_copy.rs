@@ -4,7 +4,7 @@
 //! than what pushes can wait for. A push that changes a row before it is read keeps the old row
 //! ([`crate::row_map`]).
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::{Engine, Staged};
 use crate::error::Refusal;
@@ -72,8 +72,9 @@ pub enum CopyPiece {
 }
 
 impl Engine {
-    /// A hash of a slot's rows and streams; equal replicas have equal digests,
-    /// whatever the order in which their rows were created.
+    /// A hash of a slot's rows and memory; equal replicas have equal digests, whatever the order in
+    /// which their rows were created. Its counts of updates are among that, because what a push does may
+    /// go by them; after a restore they begin anew.
     pub fn digest(&self, slot: u32) -> u64 {
         let rows = self.tables.values().fold(0u64, |sum, table| {
             sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
@@ -91,7 +92,9 @@ impl Engine {
         });
         let closed = self.streams.closed_in(self.index(slot));
         let closed = closed.fold(open, |hash, stream| mix(hash, &[stream.job, task(stream)]));
-        mix(closed, &[u64::from(self.slots[self.index(slot)].time)])
+        let timed = mix(closed, &[u64::from(self.slots[self.index(slot)].time)]);
+        let updates = self.updates(slot).into_iter();
+        updates.fold(timed, |hash, (table, count)| mix(hash, &[table, count]))
     }
 
     /// Everything of a slot but its rows.
@@ -119,8 +122,8 @@ impl Engine {
     /// Begin to copy a slot as it is now, with what is staged in it.
     pub fn begin_copy(&mut self, slot: u32) -> SlotCopy {
         let token = Arc::new(ReadingToken::default());
-        self.copies.retain(|copy| copy.strong_count() > 0);
-        self.copies.push(Arc::downgrade(&token));
+        self.end_copies();
+        self.copies.push((slot, Arc::downgrade(&token)));
         let mut rows = CopyReader::default();
         for (&id, table) in &mut self.tables {
             let left = table.begin_reading(slot, &token);
@@ -138,8 +141,28 @@ impl Engine {
 
     /// Bytes of rows that are kept for copies under way because they have changed or gone since.
     pub fn kept_bytes(&self) -> u64 {
-        let copies = self.copies.iter().filter_map(Weak::upgrade);
+        let copies = self.copies.iter().filter_map(|(_, copy)| copy.upgrade());
         copies.map(|copy| copy.kept_bytes()).sum()
+    }
+
+    /// Whether a copy is over, whole or given up, whose rows may still be kept.
+    pub fn has_ended_copies(&self) -> bool {
+        let mut copies = self.copies.iter();
+        copies.any(|(_, copy)| copy.strong_count() == 0)
+    }
+
+    /// Drop the rows that are kept for copies that are over.
+    pub fn end_copies(&mut self) {
+        let tables = &mut self.tables;
+        self.copies.retain(|(slot, copy)| {
+            let goes_on = copy.strong_count() > 0;
+            if !goes_on {
+                for table in tables.values_mut() {
+                    table.end_readings(*slot);
+                }
+            }
+            goes_on
+        });
     }
 
     /// The next rows of a copy, of about `most` bytes, one at least.
@@ -160,6 +183,13 @@ impl Engine {
             return CopyPiece::Rows(id, rows);
         }
         CopyPiece::End
+    }
+
+    /// Refuse another replica's memory of a slot if it counts updates of a table that is not known here
+    /// yet: the count would be lost, and this replica would differ from then on.
+    pub fn check_memory(&self, memory: &SlotMemory) -> Result<(), Refusal> {
+        let mut tables = memory.updates.iter();
+        tables.try_for_each(|&(table, _)| self.table(table).map(drop))
     }
 
     /// Take over another replica's memory of a slot; its rows have been taken in before, and

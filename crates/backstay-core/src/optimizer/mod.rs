@@ -255,6 +255,6 @@ impl RowOptimizer for Optimizer {
 
 /// The learning rate of one push, in float32.
 #[inline]
-fn scaled_rate(learning_rate: f64, learning_rate_scale: f32) -> f32 {
+pub(crate) fn scaled_rate(learning_rate: f64, learning_rate_scale: f32) -> f32 {
     (learning_rate * f64::from(learning_rate_scale)) as f32
 }

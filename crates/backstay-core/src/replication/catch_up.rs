@@ -344,7 +344,9 @@ impl Replica {
             let came = std::mem::take(copy);
             let checked = match &came.failed {
                 Some(refusal) => Err(refusal.clone()),
-                None => rows.check_behind(head.slot, came.keys()),
+                None => rows
+                    .check_memory(head.slot, memory)
+                    .and_then(|()| rows.check_behind(head.slot, came.keys())),
             };
             checked.map(|()| came).map_err(|refusal| {
                 // The rows that came are of no use, and take room.
@@ -619,6 +621,37 @@ mod tests {
             ),
             "{answers:?}"
         );
+    }
+
+    /// A table whose rows have all gone comes with no row, but its updates count on.
+    #[test]
+    fn a_copy_that_counts_updates_of_an_unknown_table_is_refused() {
+        let (mut other, rows) = receiver(table(1, true));
+        let slot = head(1, 5);
+        let end = |number: u64, counted: &str| Message::CopyEnd {
+            number,
+            slot,
+            memory: SlotMemory {
+                position: 5,
+                updates: vec![(table_id(counted), 3)],
+                ..SlotMemory::default()
+            },
+        };
+        let messages = vec![Message::CopyBegin { slot }, end(1, "new")];
+        let told = answers(&mut other, &rows, messages);
+        let unknown = |reason: &Refuse| matches!(reason, Refuse::Rows(Refusal::UnknownTable(_)));
+        assert!(
+            matches!(&told[..], [Message::Refused { reason, .. }] if unknown(reason)),
+            "{told:?}"
+        );
+        let told = answers(
+            &mut other,
+            &rows,
+            vec![Message::CopyBegin { slot }, end(2, "t")],
+        );
+        assert!(matches!(told[..], [Message::Accepted { number: 2 }]));
+        let updates = rows.0.borrow().memory(0).updates;
+        assert_eq!(updates, [(table_id("t"), 3)]);
     }
 
     /// The copy is whole at the node, so pushes wait for it, also those that were sent before

@@ -327,7 +327,7 @@ impl Replica {
                 "backup {} has fallen behind",
                 self.routing.name(node)
             )),
-            Refuse::Rows(refusal @ Refusal::MemoryLimit(_)) if !self.may_be_kept(at, node) => {
+            Refuse::Rows(refusal) if refusal.is_for_room() && !self.may_be_kept(at, node) => {
                 refusal.clone()
             }
             Refuse::Rows(refusal) => Refusal::RolledBack(format!(

@@ -7,7 +7,6 @@ use super::credit::Credit;
 use super::message::{Message, Refuse, SlotOrder};
 use super::Micros;
 use crate::engine::SlotCopy;
-use crate::error::Refusal;
 use crate::transaction::{StagedRun, Transaction};
 
 /// How long a node that had no room for a copy counts as full.
@@ -181,7 +180,7 @@ impl Peer {
     /// It refused a copy, or rows behind one: it gets no new one before `until`.
     pub(super) fn rest(&mut self, until: Micros, now: Micros, reason: &Refuse) {
         self.rests_until = Some(until);
-        if matches!(reason, Refuse::Rows(Refusal::MemoryLimit(_))) {
+        if matches!(reason, Refuse::Rows(refusal) if refusal.is_for_room()) {
             self.full_until = Some(now + FULL_FOR);
         }
     }

@@ -57,6 +57,8 @@ pub trait Rows {
     fn read_copy(&self, slot: u32, reader: &mut CopyReader, most: u64) -> CopyPiece;
     /// See [`crate::engine::Engine::clear_slot`].
     fn clear_slot(&self, slot: u32);
+    /// See [`crate::engine::Engine::check_memory`].
+    fn check_memory(&self, slot: u32, memory: &SlotMemory) -> Result<(), Refusal>;
     /// See [`crate::engine::Engine::set_memory`].
     fn set_memory(&self, slot: u32, memory: &SlotMemory);
     /// Refuse a copy of a slot that is whole if the rows that came with it leave no room for the
@@ -152,6 +154,10 @@ impl Rows for LocalRows {
 
     fn clear_slot(&self, slot: u32) {
         self.0.borrow_mut().clear_slot(slot);
+    }
+
+    fn check_memory(&self, _: u32, memory: &SlotMemory) -> Result<(), Refusal> {
+        self.0.borrow().check_memory(memory)
     }
 
     fn set_memory(&self, slot: u32, memory: &SlotMemory) {

@@ -12,7 +12,7 @@ use super::lifetime::{
 use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
 use crate::expression::{Function, FunctionError, OfStatistics, Statistic};
 use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
-use crate::staleness::Delay;
+use crate::staleness::{Compensation, Delay};
 
 /// Longest JSON text of one description.
 pub const MAX_JSON_BYTES: usize = 65_536;
@@ -267,6 +267,12 @@ impl Checker<'_> {
     }
 
     fn staleness(&self, spec: &TableSpec) -> Result<(), SpecError> {
+        let adagrad = matches!(spec.optimizer, Optimizer::Adagrad(_));
+        if spec.staleness == Compensation::AdaptiveRevision && !adagrad {
+            let name = spec.optimizer.name();
+            let allowed = format!("with the optimizer adagrad only; this table has {name}");
+            return Err(self.refuse("staleness", &"\"adaptive_revision\"", &allowed));
+        }
         let Some(delay) = spec.staleness.delay() else {
             return Ok(());
         };

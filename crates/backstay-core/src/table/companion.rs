@@ -217,6 +217,18 @@ impl Table {
         forgotten
     }
 
+    /// How many counters an expiry would forget in a slot (its number in the cluster).
+    pub(crate) fn count_forgotten(&self, slot: u32, thresholds: &Thresholds, now: u32) -> u64 {
+        let map = self.maps.get((slot - self.first_slot) as usize);
+        let (Some(map), Some(live)) = (map.filter(|_| !self.is_filter()), &self.live) else {
+            return 0;
+        };
+        let first = self.weight_words + self.kept_words;
+        let seen = |row: usize| live.statistics.last_seen(&map.values(row)[first..]);
+        let forgotten = (0..map.len()).filter(|&row| thresholds.is_unseen(seen(row), now));
+        forgotten.count() as u64
+    }
+
     /// Shows and clicks of keys without a row fade as those of rows.
     pub(super) fn decay_counters(&mut self, at: usize, counters: Counters, rate: f32) {
         let map = &mut self.maps[at];

@@ -5,7 +5,7 @@ use super::Table;
 use crate::expression::RowBatch;
 use crate::hash::mix64;
 use crate::life::{self, Gone, Ranking, Reason, SlotPart, Thresholds};
-use crate::spec::lifetime::{Evict, ScoreRule};
+use crate::spec::lifetime::{Evict, ScoreRule, MIN_SHARE};
 use crate::storage;
 
 /// Rows that an expiry looks at together.
@@ -152,6 +152,17 @@ impl Table {
         };
         let keys = self.lowest(at, share, ranking);
         self.evict_keys(at, &keys)
+    }
+
+    /// Bytes that evictions from a slot (its number in the cluster) can give back at most, for want of
+    /// memory; with those of the companion's counters.
+    pub(crate) fn evictable_bytes(&self, slot: u32, companion: Option<&Self>) -> usize {
+        let at = (slot - self.first_slot) as usize;
+        let of = |table: &Self| {
+            let map = table.maps.get(at);
+            map.map_or(0, |map| map.bytes_above(MIN_SHARE as usize - 1))
+        };
+        of(self) + companion.filter(|one| !one.is_filter()).map_or(0, of)
     }
 
     /// Remove rows of a slot (its number in the range), and give back what its index needs no more.

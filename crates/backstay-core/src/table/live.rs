@@ -4,31 +4,20 @@
 
 use super::companion::{Counters, Judge};
 use super::user_update::Met;
-use super::{Place, Table, BLOCK};
+use super::{unmoved, Moment, Place, Table, BLOCK};
 use crate::error::Refusal;
 use crate::expression::{Program, Statistic};
 use crate::hash::{mix64, table_id, SlotSpace};
 use crate::life::{self, Gone, Seen, SlotPart, Statistics};
 use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, User};
+use crate::revision::Revised;
 use crate::spec::lifetime::{
     Admission, Evict, Lifetime, ScoreRule, Unadmitted, FILTER_BLOCK_BYTES,
 };
 use crate::spec::TableSpec;
-use crate::staleness::{Compensated, Delay};
+use crate::staleness::{Compensated, Compensation};
 use crate::storage;
-use crate::stream::TransactionId;
 use crate::transaction::Change;
-
-/// What a transaction tells all its rows.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Moment {
-    /// The time in the slot.
-    pub(crate) time: u32,
-    /// Which transaction it is.
-    pub(crate) id: TransactionId,
-    /// What moves its gradients; `None`: no weights stand behind them.
-    pub(crate) delay: Option<Delay>,
-}
 
 /// What a table's lifetime does, ready to be done.
 #[derive(Debug, Clone)]
@@ -146,8 +135,11 @@ impl Table {
                     learning_rate_scale,
                     moment,
                 };
-                gone.not_admitted = match optimizer {
-                    Optimizer::User(user) => update.by_user(user),
+                gone.not_admitted = match (moment.compensation, optimizer) {
+                    (_, Optimizer::User(user)) => update.by_user(user),
+                    (Compensation::AdaptiveRevision, Optimizer::Adagrad(adagrad)) => {
+                        update.run(&Revised::new(adagrad))
+                    }
                     _ => optimizer.dispatch(update),
                 };
             }
@@ -264,8 +256,11 @@ impl Table {
             let (own, rest) = state.split_at_mut(self.optimizer_words);
             storage::encode(self.spec.storage, value, weights);
             optimizer.init_state(bytemuck::cast_slice_mut(own));
-            rest.fill(0);
-            statistics.count(&mut rest[self.kept_words - self.optimizer_words..], seen);
+            let (kept, counted) = rest.split_at_mut(self.kept_words - self.optimizer_words);
+            let compensation = self.spec.staleness;
+            compensation.init_state(bytemuck::cast_slice_mut(kept), moment.id);
+            counted.fill(0);
+            statistics.count(counted, seen);
         }
     }
 }
@@ -286,7 +281,7 @@ impl OptimizerVisitor for LiveUpdate<'_> {
     type Out = u64;
 
     fn visit<O: RowOptimizer>(self, optimizer: &O) -> u64 {
-        match self.moment.delay {
+        match self.moment.compensation.delay() {
             None => self.run(optimizer),
             Some(delay) => self.run(&Compensated::new(optimizer, delay)),
         }
@@ -303,6 +298,7 @@ impl LiveUpdate<'_> {
         let (elements, gradient) = (self.table.elements, self.gradient_values());
         let plain = storage::is_plain(self.table.spec.storage);
         let mut scratch = vec![0f32; if plain { 0 } else { elements }];
+        let mut there = Vec::new();
         let mut places = [Place::default(); BLOCK];
         let mut not_admitted = 0;
         for (block, values) in self
@@ -327,7 +323,7 @@ impl LiveUpdate<'_> {
                             found,
                             seen,
                             &value[..gradient],
-                            &mut scratch,
+                            (&mut scratch, &mut there),
                         );
                     }
                     None => not_admitted += 1,
@@ -345,10 +341,9 @@ impl LiveUpdate<'_> {
     /// Values of each key that the optimizer takes.
     #[inline]
     fn gradient_values(&self) -> usize {
-        match self.moment.delay {
-            None => self.table.elements,
-            Some(_) => 2 * self.table.elements,
-        }
+        let elements = self.table.elements;
+        let reference = self.moment.compensation.reference();
+        elements + reference.map_or(0, |one| one.values(elements))
     }
 
     /// What the values of a key tell of it.
@@ -471,16 +466,18 @@ impl LiveUpdate<'_> {
         (slot, row, begin): Found,
         seen: Seen,
         gradient: &[f32],
-        scratch: &mut [f32],
+        (scratch, there): (&mut [f32], &mut Vec<f32>),
     ) {
+        let compares = self.moment.compensation.delay().is_some();
         let table = &mut *self.table;
         let words: &mut [u32] = table.maps[slot].values_mut(row);
         let (weights, state) = words.split_at_mut(table.weight_words);
         let (state, counted) = state.split_at_mut(table.kept_words);
         let state: &mut [f32] = bytemuck::cast_slice_mut(state);
         if let Some(begin) = begin {
-            // What stands behind it is zeros.
-            optimizer.init_state(&mut state[..table.optimizer_words]);
+            let (own, rest) = state.split_at_mut(table.optimizer_words);
+            optimizer.init_state(own);
+            table.spec.staleness.init_state(rest, self.moment.id);
             live.statistics.count(counted, begin);
         }
         live.statistics.count(counted, seen);
@@ -490,6 +487,11 @@ impl LiveUpdate<'_> {
             if begin.is_some() {
                 table.initializer.fill(key, weights);
             }
+            let gradient = if begin.is_some() && compares {
+                unmoved(gradient, weights, there)
+            } else {
+                gradient
+            };
             optimizer.update(weights, state, gradient, scale);
         } else {
             let storage = table.spec.storage;
@@ -498,6 +500,11 @@ impl LiveUpdate<'_> {
                 storage::encode(storage, scratch, weights);
             }
             storage::decode(storage, weights, scratch);
+            let gradient = if begin.is_some() && compares {
+                unmoved(gradient, scratch, there)
+            } else {
+                gradient
+            };
             optimizer.update(scratch, state, gradient, scale);
             storage::encode(storage, scratch, weights);
         }

@@ -284,6 +284,14 @@ impl Table {
         Some(rows)
     }
 
+    /// Drop the rows of one slot that are kept for readings which are over.
+    pub(crate) fn end_readings(&mut self, slot: u32) {
+        let map = self.maps.get_mut((slot - self.first_slot) as usize);
+        if let Some(map) = map {
+            map.end_readings();
+        }
+    }
+
     /// Bring copies of the first rows of one slot up to date with what has changed since the last
     /// generation began, and append the rest.
     pub fn patch(&self, slot: u32, words: &mut Vec<u32>) {

@@ -3,7 +3,7 @@
 use super::frame::{cut_text, Reader, MAX_TEXT_BYTES};
 use crate::error::Refusal;
 use crate::life::Thresholds;
-use crate::staleness::{Compensation, Delay, Staleness};
+use crate::staleness::{Compensation, Delay, Reference, Staleness};
 use crate::stream::{StreamId, TransactionId};
 use crate::transaction::Change;
 
@@ -103,6 +103,8 @@ pub struct PullMeta {
     pub row_elements: u32,
     /// Whether the answer is to have an origin for each slot, behind the rows.
     pub origins: bool,
+    /// Whether it is to have the sum of gradients of each row, and its birth, behind the rows.
+    pub sums: bool,
 }
 
 impl PullMeta {
@@ -113,8 +115,10 @@ impl PullMeta {
         out.extend(self.routing_version.to_le_bytes());
         out.extend(self.key_count.to_le_bytes());
         out.extend(self.row_elements.to_le_bytes());
-        if self.origins {
-            out.extend(HAS_ORIGINS.to_le_bytes());
+        let flags =
+            if self.origins { HAS_ORIGINS } else { 0 } | if self.sums { HAS_SUMS } else { 0 };
+        if flags != 0 {
+            out.extend(flags.to_le_bytes());
         }
         out
     }
@@ -128,12 +132,14 @@ impl PullMeta {
             key_count: reader.u32()?,
             row_elements: reader.u32()?,
             origins: false,
+            sums: false,
         };
         if reader.left() >= 8 {
-            pull.origins = check_flags(reader.u64()?, "a pull")?;
-            if !pull.origins {
+            let flags = check_flags(reader.u64()?, HAS_ORIGINS | HAS_SUMS, "a pull")?;
+            if flags == 0 {
                 return Err(Refusal::Protocol("a pull with flags sets none".into()));
             }
+            (pull.origins, pull.sums) = (flags & HAS_ORIGINS != 0, flags & HAS_SUMS != 0);
         }
         reader.end()?;
         Ok(pull)
@@ -180,13 +186,16 @@ impl PullReply {
 /// The flag of what tells, or asks for, origins.
 const HAS_ORIGINS: u64 = 1;
 
-/// Whether it has origins.
-fn check_flags(flags: u64, what: &str) -> Result<bool, Refusal> {
-    if flags & !HAS_ORIGINS != 0 {
+/// The flag of a pull that asks for sums of gradients.
+const HAS_SUMS: u64 = 2;
+
+/// The flags, if they are among the known ones.
+fn check_flags(flags: u64, known: u64, what: &str) -> Result<u64, Refusal> {
+    if flags & !known != 0 {
         let reason = format!("unknown flags {flags:#x} of {what}: use matching releases");
         return Err(Refusal::Protocol(reason));
     }
-    Ok(flags == HAS_ORIGINS)
+    Ok(flags)
 }
 
 /// The number of a [`Change`] on the wire.
@@ -214,6 +223,10 @@ pub enum PushKind {
     Compare = 8,
     /// The same, with shows and clicks behind these.
     CompareObserved = 9,
+    /// As an update, each gradient with the sum of gradients that its weights had seen.
+    Revise = 10,
+    /// The same, with shows and clicks behind these.
+    ReviseObserved = 11,
 }
 
 /// Of the thresholds of an expiry: which are set.
@@ -266,12 +279,9 @@ impl PushMeta {
             } => (PushKind::Observe, learning_rate_scale),
             Change::Compare {
                 learning_rate_scale,
-                observes: false,
-            } => (PushKind::Compare, learning_rate_scale),
-            Change::Compare {
-                learning_rate_scale,
-                observes: true,
-            } => (PushKind::CompareObserved, learning_rate_scale),
+                reference,
+                observes,
+            } => (compare_kind(reference, observes), learning_rate_scale),
             Change::Expire(_) => (PushKind::Expire, 1.0),
             Change::Decay { rate } => (PushKind::Decay, rate),
         };
@@ -307,7 +317,7 @@ impl PushMeta {
         let (key_count, row_elements) = (reader.u32()?, reader.u32()?);
         let learning_rate_scale = reader.f32()?;
         let kind = reader.u8()?;
-        let origins = check_flags(u64::from(reader.u8()?), "a push")?;
+        let origins = check_flags(u64::from(reader.u8()?), HAS_ORIGINS, "a push")? != 0;
         let code = reader.u8()?;
         reader.take(1)?;
         let thresholds = match kind {
@@ -340,6 +350,16 @@ impl PushMeta {
     }
 }
 
+/// The kind of a push that tells from where its gradients come.
+fn compare_kind(reference: Reference, observes: bool) -> PushKind {
+    match (reference, observes) {
+        (Reference::Weights, false) => PushKind::Compare,
+        (Reference::Weights, true) => PushKind::CompareObserved,
+        (Reference::Sum, false) => PushKind::Revise,
+        (Reference::Sum, true) => PushKind::ReviseObserved,
+    }
+}
+
 /// The change of a kind of push.
 fn change_of(
     kind: u8,
@@ -360,9 +380,14 @@ fn change_of(
         5 => Change::Observe {
             learning_rate_scale,
         },
-        8 | 9 => Change::Compare {
+        8..=11 => Change::Compare {
             learning_rate_scale,
-            observes: kind == 9,
+            reference: if kind < 10 {
+                Reference::Weights
+            } else {
+                Reference::Sum
+            },
+            observes: kind % 2 == 1,
         },
         6 => Change::Expire(thresholds),
         7 if learning_rate_scale <= 1.0 => Change::Decay {
@@ -379,7 +404,7 @@ fn change_of(
 /// What is done about staleness, and the numbers of it.
 fn read_compensation(reader: &mut Reader<'_>, code: u8) -> Result<Compensation, Refusal> {
     let mut numbers = [0.0; 3];
-    if code >= 2 {
+    if Compensation::has_numbers(code) {
         for number in &mut numbers {
             *number = reader.f64()?;
         }

@@ -12,6 +12,7 @@ use super::frame::{cut_text, Header, Opcode, HEADER_BYTES};
 use super::message::{PushMeta, MAX_ERROR_TEXT_BYTES};
 use super::settings::{optimizer_words, stamp_word};
 use crate::engine::SlotMemory;
+use crate::error::Refusal;
 use crate::replication::message::{Message, Refuse, SlotOrder};
 use crate::replication::NodeId;
 use crate::staleness::UNTOLD;
@@ -361,6 +362,7 @@ fn refused(number: u64, reason: &Refuse) -> Encoded {
         Refuse::OldTerm => (0, String::new()),
         Refuse::Gap => (1, String::new()),
         Refuse::NoCopy => (2, String::new()),
+        Refuse::Rows(Refusal::NoRoomEver(why)) => (3, why.clone()),
         Refuse::Rows(refusal) => (0x100 + u64::from(refusal.code()), refusal.to_string()),
     };
     let mut meta = vec![Kind::Refused as u8, 0, 0, 0, 0, 0, 0, 0];

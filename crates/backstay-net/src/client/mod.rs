@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use backstay_core::staleness::Staleness;
+use backstay_core::staleness::{Reference, Staleness};
 use backstay_core::stream::StreamId;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -154,10 +154,10 @@ impl Client {
         self.origins.ask(table);
     }
 
-    /// Keep the rows of pulls of a table from now on, and have pushes to it bring them along: it
-    /// compensates the delay of gradients.
-    pub fn keep_references(&self, table: u64) {
-        self.references.keep(table);
+    /// Keep the rows of pulls of a table from now on, or the sums of gradients that come with them,
+    /// and have pushes to it bring these along: it compensates the delay of gradients.
+    pub fn keep_references(&self, table: u64, reference: Reference) {
+        self.references.keep(table, reference);
     }
 
     /// Go by this routing table from now on, also in the calls that wait; false if it is not

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use backstay_core::staleness::Reference;
 use backstay_core::wire::{Opcode, PullMeta, PullReply, MAX_META_BYTES};
 
 use super::error::ClientError;
@@ -22,6 +23,8 @@ pub struct Pull {
     elements: usize,
     /// Whether the answers have origins.
     origins: bool,
+    /// Whether they have sums of gradients.
+    sums: bool,
     requests: Requests,
 }
 
@@ -38,16 +41,19 @@ impl Client {
         let routing = self.newest().ok_or_else(no_routing)?;
         let mut requests = Requests::default();
         let origins = self.origins.asks(table);
-        for part in plan.parts(&routing, self.keys_per_part(row_elements)) {
+        let sums = self.references.kept(table) == Some(Reference::Sum);
+        let width = row_elements + sums_of(sums, row_elements);
+        for part in plan.parts(&routing, self.keys_per_part(width)) {
             let keys = part.key_count();
             let told = if origins { keys * 8 } else { 0 };
-            self.check_reply(keys * row_elements * 4 + told)?;
+            self.check_reply(keys * width * 4 + told)?;
             let meta = PullMeta {
                 table,
                 routing_version: routing.version,
                 key_count: keys as u32,
                 row_elements: row_elements as u32,
                 origins,
+                sums,
             };
             let meta = meta.encode();
             let buffer = self.buffers.take();
@@ -72,8 +78,18 @@ impl Client {
             table,
             elements: row_elements,
             origins,
+            sums,
             requests,
         })
+    }
+}
+
+/// Values of each key that come with its row.
+fn sums_of(asked: bool, row_elements: usize) -> usize {
+    if asked {
+        Reference::Sum.values(row_elements)
+    } else {
+        0
     }
 }
 
@@ -115,13 +131,13 @@ impl Pull {
             )));
         }
         let (client, plan, elements) = (&self.client, &self.plan, self.elements);
-        let (table, origins) = (self.table, self.origins);
-        let keeps = client.references.begin(table);
+        let (table, origins, told) = (self.table, self.origins, sums_of(self.sums, elements));
+        let kept = client.references.begin(table);
         let mut spread = |request: &Request, frame: Frame| {
             let Some(part) = request.part() else {
                 return Ok(());
             };
-            let count = part.key_count() * elements;
+            let count = part.key_count() * (elements + told);
             let reply = PullReply::decode(&frame.meta);
             let fits = reply.is_ok_and(|reply| {
                 reply.row_count as usize == part.key_count()
@@ -145,16 +161,21 @@ impl Pull {
                     reason: "the answer does not hold the rows that were asked for".into(),
                 });
             }
-            let mut values = &bytemuck::cast_slice::<u64, f32>(&frame.body)[..count];
+            let values = &bytemuck::cast_slice::<u64, f32>(&frame.body)[..count];
+            let (mut values, mut sums) = values.split_at(part.key_count() * elements);
             for piece in part.pieces() {
                 let entries = &plan.entries()[piece.entries.clone()];
                 let (rows, rest) = values.split_at(piece.keys.len() * elements);
+                let (here, others) = sums.split_at(piece.keys.len() * told);
                 rows::spread(entries, piece.keys.start, rows, out, elements);
-                if keeps {
-                    let keys = &plan.keys()[piece.keys.clone()];
-                    client.references.came(table, keys, rows, elements);
+                let keys = &plan.keys()[piece.keys.clone()];
+                match kept {
+                    Some(Reference::Weights) => client.references.came(table, keys, rows),
+                    // A pull that was asked for before they were to be kept has none.
+                    Some(Reference::Sum) if told > 0 => client.references.came(table, keys, here),
+                    _ => {}
                 }
-                values = rest;
+                (values, sums) = (rest, others);
             }
             if origins {
                 let told = frame.body[row_words..].iter().copied();

@@ -49,7 +49,8 @@ pub struct PushRequest<'a> {
     pub observed: Option<(&'a [f32], &'a [f32])>,
     /// With [`Change::Expire`]: count what would go, and change nothing.
     pub only_count: bool,
-    /// With [`Change::Compare`]: the weights of each different key of the batch, in the plan's order.
+    /// With [`Change::Compare`]: what tells from where the gradient of each different key of the batch
+    /// comes, in the plan's order.
     pub references: &'a [f32],
 }
 
@@ -73,6 +74,14 @@ impl<'a> PushRequest<'a> {
         match self.change {
             change if change.updates() => change.values(self.row_elements),
             _ => self.row_elements,
+        }
+    }
+
+    /// Values of each different key that tell from where its gradient comes.
+    fn reference_values(&self) -> usize {
+        match self.change {
+            Change::Compare { reference, .. } => reference.values(self.row_elements),
+            _ => 0,
         }
     }
 
@@ -139,16 +148,17 @@ impl Client {
         self.check_open()?;
         check(request, plan)?;
         let (mut compared, references);
-        let request = if request.change.updates() && self.references.keeps(request.table) {
-            references = self
-                .references
-                .of(request.table, plan.keys(), request.row_elements)?;
-            compared = request.clone();
-            compared.change = request.change.compared();
-            compared.references = &references;
-            &compared
-        } else {
-            request
+        let kept = self.references.kept(request.table);
+        let request = match kept.filter(|_| request.change.updates()) {
+            Some(reference) => {
+                let values = reference.values(request.row_elements);
+                references = self.references.of(request.table, plan.keys(), values)?;
+                compared = request.clone();
+                compared.change = request.change.compared(reference);
+                compared.references = &references;
+                &compared
+            }
+            None => request,
         };
         let routing = self.newest().ok_or_else(no_routing)?;
         let parts = plan.parts(&routing, self.keys_per_part(request.width()));
@@ -250,7 +260,7 @@ impl Client {
         floor: u64,
     ) -> OutFrame {
         let keys = part.key_count();
-        let elements = request.width();
+        let (elements, told) = (request.width(), request.reference_values());
         let origins = if request.change.updates() {
             self.origins.of(request.table, plan.slots_of(part))
         } else {
@@ -284,9 +294,9 @@ impl Client {
             let entries = &plan.entries()[piece.entries.clone()];
             let (first, values) = (piece.keys.start, request.values);
             match request.observed {
-                told if !request.references.is_empty() => {
-                    let all = &request.references[first * request.row_elements..];
-                    rows::merge_compared(entries, first, (values, all), told, here, elements);
+                observed if told > 0 => {
+                    let both = (values, &request.references[first * told..]);
+                    rows::merge_compared(entries, first, both, observed, here, [elements, told]);
                 }
                 Some(told) => rows::merge_observed(entries, first, values, told, here, elements),
                 None => rows::merge(entries, first, values, here, elements),

@@ -88,18 +88,18 @@ pub fn merge_observed(
     }
 }
 
-/// The same with the weights that the gradients were computed with behind those of each key, and
-/// shows and clicks behind these if they are told. `weights` have a row for each unique key, from
-/// `first` on.
+/// The same with what tells from where they come behind those of each key, and shows and clicks
+/// behind these if they are told. `references` have `told` values for each unique key, from `first`
+/// on.
 pub fn merge_compared(
     entries: &[Entry],
     first: usize,
-    (values, weights): (&[f32], &[f32]),
-    told: Option<(&[f32], &[f32])>,
+    (values, references): (&[f32], &[f32]),
+    observed: Option<(&[f32], &[f32])>,
     merged: &mut [f32],
-    width: usize,
+    [width, told]: [usize; 2],
 ) {
-    let elements = if told.is_some() { width - 2 } else { width } / 2;
+    let elements = width - told - if observed.is_some() { 2 } else { 0 };
     let mut fresh = first;
     for entry in entries {
         let (index, unique) = (entry.index as usize, entry.unique as usize);
@@ -108,17 +108,17 @@ pub fn merge_compared(
         let (sum, rest) = row.split_at_mut(elements);
         if unique == fresh {
             sum.fill(0.0);
-            let (weight, counts) = rest.split_at_mut(elements);
-            weight.copy_from_slice(&weights[(unique - first) * elements..][..elements]);
+            let (reference, counts) = rest.split_at_mut(told);
+            reference.copy_from_slice(&references[(unique - first) * told..][..told]);
             counts.fill(0.0);
             fresh += 1;
         }
         for (sum, value) in sum.iter_mut().zip(value) {
             *sum += value;
         }
-        if let Some((shows, clicks)) = told {
-            rest[elements] += shows[index];
-            rest[elements + 1] += clicks[index];
+        if let Some((shows, clicks)) = observed {
+            rest[told] += shows[index];
+            rest[told + 1] += clicks[index];
         }
     }
 }
@@ -166,13 +166,17 @@ mod tests {
         let values = [1.0, 2.0, 10.0, 20.0, 100.0, 200.0];
         let weights = [7.0, 8.0, 9.0, 3.0];
         let mut merged = [9.0; 8];
-        merge_compared(&entries, 5, (&values, &weights), None, &mut merged, 4);
+        merge_compared(&entries, 5, (&values, &weights), None, &mut merged, [4, 2]);
         assert_eq!(merged.map(|one| one as u32), [110, 220, 7, 8, 1, 2, 9, 3]);
         let (shows, clicks) = ([1.0, 2.0, 4.0], [8.0, 16.0, 32.0]);
         let mut merged = [9.0; 12];
         let told = Some((&shows[..], &clicks[..]));
-        merge_compared(&entries, 5, (&values, &weights), told, &mut merged, 6);
+        merge_compared(&entries, 5, (&values, &weights), told, &mut merged, [6, 2]);
         let wanted = [110, 220, 7, 8, 6, 48, 1, 2, 9, 3, 1, 8];
+        assert_eq!(merged.map(|one| one as u32), wanted);
+        let (sums, mut merged) = ([7.0, 8.0, 9.0, 3.0, 4.0, 5.0], [9.0; 10]);
+        merge_compared(&entries, 5, (&values, &sums), None, &mut merged, [5, 3]);
+        let wanted = [110, 220, 7, 8, 9, 1, 2, 3, 4, 5];
         assert_eq!(merged.map(|one| one as u32), wanted);
     }
 

@@ -1,12 +1,14 @@
 //! `Pull`: the rows of some keys of a table.
 
 use backstay_core::error::Refusal;
+use backstay_core::staleness::Reference;
 use backstay_core::wire::{Header, Opcode, PullMeta, PullReply, HEADER_BYTES};
 use tokio::io::AsyncWrite;
 
 use super::RequestHandler;
 use crate::frame_io::Frame;
 use crate::stats::add;
+use crate::store::Asked;
 
 /// Words before the rows of a pull's answer: header and meta.
 const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
@@ -17,7 +19,13 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         let count = self.check_keys(&frame, meta.key_count, 0)?;
         let elements = self.check_elements(meta.table, meta.row_elements)?;
         let limit = self.shared.options.limits.max_frame_bytes;
-        let row_bytes = count as u64 * elements as u64 * 4;
+        let told = if meta.sums {
+            Reference::Sum.values(elements)
+        } else {
+            0
+        };
+        let values = count * (elements + told);
+        let row_bytes = values as u64 * 4;
         // At most one origin for each key; how many slots there are is not known yet.
         let most = row_bytes + if meta.origins { count as u64 * 8 } else { 0 };
         if most > limit {
@@ -25,7 +33,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
                 "the answer to {count} keys takes {most} bytes, the limit is {limit} (max_frame_bytes): pull fewer keys at once"
             )));
         }
-        let words = PULL_REPLY_WORDS + (count * elements).div_ceil(2);
+        let words = PULL_REPLY_WORDS + values.div_ceil(2);
         if self.reply.len() < words {
             self.reply.resize(words, 0);
         }
@@ -36,16 +44,17 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             row_elements: meta.row_elements,
         };
         let rows: &mut [f32] = bytemuck::cast_slice_mut(&mut self.reply[PULL_REPLY_WORDS..]);
+        let (rows, sums) = rows[..values].split_at_mut(count * elements);
         let mut origins = meta.origins.then(Vec::new);
-        self.shared.replicator.pull_and_tell(
-            meta.table,
-            &frame.body[..count],
-            &mut rows[..count * elements],
-            origins.as_mut(),
-        )?;
+        let asked = Asked {
+            origins: origins.as_mut(),
+            sums: meta.sums.then_some(sums),
+        };
+        let (replicator, keys) = (&self.shared.replicator, &frame.body[..count]);
+        replicator.pull_and_tell(meta.table, keys, rows, asked)?;
         let body_bytes = match origins {
             None => row_bytes as usize,
-            Some(origins) => self.lay_out_origins(words, count * elements, &origins),
+            Some(origins) => self.lay_out_origins(words, values, &origins),
         };
         let request_id = frame.header.request_id;
         let header = Header::plain(Opcode::PullReply, request_id, PullReply::BYTES, body_bytes);

@@ -2,6 +2,7 @@
 
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
+use backstay_core::staleness::Reference;
 use backstay_core::transaction::{Batch, Change, Transaction};
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 use tokio::io::AsyncWrite;
@@ -20,11 +21,15 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             let reason = "a delete, an expiry or a decay came in the frame of a push";
             return Err(Refusal::Protocol(reason.into()));
         }
-        // Show and click, or weights, stand behind the gradient.
+        // Show and click, or from where it comes, stand behind the gradient.
         let values = meta.row_elements as usize;
         let elements = meta.change.elements(values).ok_or_else(|| {
             let lacking = match meta.change {
-                Change::Compare { .. } => "are no gradient with as many weights behind it",
+                Change::Compare {
+                    reference: Reference::Weights,
+                    ..
+                } => "are no gradient with as many weights behind it",
+                Change::Compare { .. } => "are no gradient with its sums and their birth behind it",
                 _ => "have no show and click",
             };
             let reason = format!("{values} elements {lacking}");

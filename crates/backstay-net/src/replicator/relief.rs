@@ -86,6 +86,12 @@ impl Replicator {
         gone
     }
 
+    /// No relief goes on until this is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold_relief(&self) -> impl Sized + '_ {
+        self.relieving.lock()
+    }
+
     /// Remove what lies above a share, slot by slot, while memory is short of so many bytes. None:
     /// whether it is or not.
     fn evict(

@@ -1,8 +1,11 @@
 //! Connections between servers that were replaced; a clock that jumps; clients that were killed;
 //! room for pushes during a copy.
 
+use std::sync::atomic::AtomicU32;
+
 use super::*;
 use crate::client::own_stream::LEASE;
+use crate::clock::WallClock;
 use backstay_core::engine::{CopyPiece, SlotMemory};
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::message::{Refuse, SlotOrder};
@@ -341,7 +344,7 @@ fn told(replicator: &Replicator, message: Message) -> Message {
     answers.pop().unwrap()
 }
 
-/// Node 7 pushes a row of slot 0, and these of slot 1, as its push number `lsn`.
+/// Node 7 pushes a row of slot 0, and these behind it, as its push number `lsn`.
 fn prepared(replicator: &Replicator, lsn: u64, behind: impl Iterator<Item = u64>) -> Message {
     let keys: Vec<u64> = keys_of(0).take(1).chain(behind).collect();
     let batch = Batch::new(&keys, &vec![1.0; keys.len() * 16]);
@@ -439,36 +442,75 @@ fn staged_pushes_and_copies_under_way_count() {
         assert!(matches!(answer, Message::Accepted { .. }), "{answer:?}");
     }
     let staged = 3 * ROWS as u64 * 72;
-    assert!(memory.of(Part::Transactions) >= staged);
+    // They wait for the copy.
+    assert!(memory.of(Part::Copies) >= staged);
     copied(&replicator);
     replicator.work();
     // The last one is not decided.
     let one = ROWS as u64 * 72;
+    let undecided = memory.of(Part::Copies);
+    assert!((one..2 * one).contains(&undecided));
+    let answer = prepared(&replicator, 4, keys_of(0).skip(1).take(ROWS));
+    assert!(matches!(answer, Message::Accepted { .. }), "{answer:?}");
     assert!((one..2 * one).contains(&memory.of(Part::Transactions)));
     // Rows that change while their slot is copied from here are kept for the copy.
     let store = replicator.store();
     store.set_routing(2, &[true, true]);
     let mut copy = store.begin_copy(0);
-    assert_eq!(memory.of(Part::Copies), 0);
+    let kept = || memory.of(Part::Copies) - undecided;
+    assert_eq!(kept(), 0);
+    change_a_row(&replicator, 0);
+    assert!(kept() >= 72);
+    while !matches!(store.read_copy(0, &mut copy.rows, 1), CopyPiece::End) {}
+    assert_eq!(kept(), 0, "what was read is kept no more");
+    // A copy is given up, and nothing more happens in its slot.
+    let copy = store.begin_copy(0);
+    change_a_row(&replicator, 1);
+    store.end_copies();
+    assert!(kept() >= 72, "it goes on");
+    drop(copy);
+    store.end_copies();
+    assert_eq!(kept(), 0);
+}
+
+/// A copy that comes in slowly has many pushes behind it. They do not count among those under way, or no
+/// push would be taken of which this node is the master.
+#[test]
+fn pushes_behind_a_copy_do_not_hold_up_others() {
+    let replicator = copied_to();
+    for lsn in 1..7 {
+        let answer = prepared(&replicator, lsn, keys_of(1).take(ROWS));
+        assert!(matches!(answer, Message::Accepted { .. }), "{answer:?}");
+    }
+    let store = replicator.store();
+    assert!(store.memory().of(Part::Copies) > LIMIT / 8);
+    let (mut one, mut other) = (change_of_a_row(store, 0), change_of_a_row(store, 1));
+    store.prepare(&mut one).unwrap();
+    store.prepare(&mut other).unwrap();
+    assert!(store.memory().of(Part::Transactions) > 0);
+}
+
+/// A push to a row of slot 0.
+fn change_of_a_row(store: &Store, sequence: u64) -> Transaction {
     let keys: Vec<u64> = keys_of(0).take(1).collect();
     let batch = Batch::new(&keys, &[1.0; 16]);
-    let id = push_of(own(9), 0).id;
+    let id = push_of(own(9), sequence).id;
     let change = Change::Update {
         learning_rate_scale: 1.0,
     };
-    let mut push = Transaction::new(store.space(), id, 0, table_id("t"), change, batch).unwrap();
+    Transaction::new(store.space(), id, 0, table_id("t"), change, batch).unwrap()
+}
+
+/// Change a row of slot 0 here, as master.
+fn change_a_row(replicator: &Replicator, sequence: u64) {
+    let store = replicator.store();
+    let mut push = change_of_a_row(store, sequence);
     store.prepare(&mut push).unwrap();
-    let places = {
-        let mut places = Vec::new();
-        store.admit(&push, &mut places).unwrap();
-        places
-    };
+    let mut places = Vec::new();
+    store.admit(&push, &mut places).unwrap();
     let push = Arc::new(push);
     assert_eq!(store.stage(&push, &places, 9), None);
     store.commit(&push, &places).unwrap();
-    assert!(memory.of(Part::Copies) >= 72);
-    while !matches!(store.read_copy(0, &mut copy.rows, 1), CopyPiece::End) {}
-    assert_eq!(memory.of(Part::Copies), 0, "what was read is kept no more");
 }
 
 /// The connection to the backup of [`master_of_small_backup`].
@@ -496,6 +538,12 @@ fn master_of_small_backup() -> Arc<Replicator> {
 
 /// Answer everything as the backup; one without room refuses what may create rows.
 fn answer(replicator: &Replicator, is_full: bool) {
+    let full = || Refusal::MemoryLimit("full".into());
+    answer_with(replicator, is_full.then(full).as_ref());
+}
+
+/// The same; what may create rows is refused so.
+fn answer_with(replicator: &Replicator, refusal: Option<&Refusal>) {
     let mut messages = replicator
         .take_outgoing(2, Way::Heartbeats, TO_BACKUP)
         .unwrap();
@@ -505,17 +553,20 @@ fn answer(replicator: &Replicator, is_full: bool) {
             .unwrap(),
     );
     for message in messages {
-        let said = match message {
-            Message::Heartbeat { sent_at, version } => Message::ReadLease { sent_at, version },
-            Message::Prepare {
+        let said = match (message, refusal) {
+            (Message::Heartbeat { sent_at, version }, _) => Message::ReadLease { sent_at, version },
+            (
+                Message::Prepare {
+                    number,
+                    transaction,
+                    ..
+                },
+                Some(refusal),
+            ) if transaction.change.creates() => Message::Refused {
                 number,
-                transaction,
-                ..
-            } if is_full && transaction.change.creates() => Message::Refused {
-                number,
-                reason: Refuse::Rows(Refusal::MemoryLimit("full".into())),
+                reason: Refuse::Rows(refusal.clone()),
             },
-            Message::Prepare { number, .. } | Message::Recover { number, .. } => {
+            (Message::Prepare { number, .. } | Message::Recover { number, .. }, _) => {
                 Message::Accepted { number }
             }
             _ => continue,
@@ -526,22 +577,71 @@ fn answer(replicator: &Replicator, is_full: bool) {
 
 /// Push new rows; the outcome once the backup has answered, and the share that went with it.
 fn pushed(replicator: &Arc<Replicator>, sequence: u64, is_full: bool) -> (Outcome, u32) {
+    let (mut outcome, share) = begin_push(replicator, sequence);
+    answer(replicator, is_full);
+    (outcome.try_recv().unwrap(), share)
+}
+
+/// Push new rows: what the outcome comes by, and the share that went with it.
+fn begin_push(replicator: &Arc<Replicator>, sequence: u64) -> (oneshot::Receiver<Outcome>, u32) {
     let space = replicator.store().space();
     let mut keys: Vec<u64> = (sequence * 400..sequence * 400 + 400).collect();
     keys.sort_by_key(|&key| space.slot_of(key));
+    begin_push_of(replicator, sequence, &keys)
+}
+
+/// The same of these keys.
+fn begin_push_of(
+    replicator: &Arc<Replicator>,
+    sequence: u64,
+    keys: &[u64],
+) -> (oneshot::Receiver<Outcome>, u32) {
     let change = Change::Update {
         learning_rate_scale: 1.0,
     };
-    let batch = Batch::new(&keys, &[1.0; 400]);
+    let batch = Batch::new(keys, &vec![1.0; keys.len()]);
     let id = push_of(own(3), sequence).id;
+    let space = replicator.store().space();
     let mut made = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
     replicator.store().prepare(&mut made).unwrap();
     let share = made.stamp.share;
-    let Answer::Later(mut outcome) = replicator.push(made).unwrap().0 else {
+    let Answer::Later(outcome) = replicator.push(made).unwrap().0 else {
         panic!("there is a backup to wait for");
     };
-    answer(replicator, is_full);
-    (outcome.try_recv().unwrap(), share)
+    (outcome, share)
+}
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Whether a table has rows to give up may take long to find out: meanwhile others have the state.
+#[test]
+fn the_state_is_free_while_a_refused_push_looks_for_rows_to_give_up() {
+    let replicator = master_of_small_backup();
+    pushed(&replicator, 0, false).0.unwrap();
+    let space = replicator.store().space();
+    let new = 1_000_000;
+    let (mut outcome, _) = begin_push_of(&replicator, 1, &[new]);
+    let other = (space.slot_of(new) + 1) % 4;
+    std::thread::scope(|scope| {
+        let held = replicator.store().hold_slot(other);
+        let answering = scope.spawn(|| answer(&replicator, true));
+        loop {
+            let state = replicator.state.try_lock_for(PATIENCE);
+            let state = state.expect("the state is held meanwhile");
+            // A thread works on the answer.
+            if !state.busy.is_empty() && state.replica.apply_queues().is_empty() {
+                break;
+            }
+            drop(state);
+            std::thread::yield_now();
+        }
+        assert!(outcome.try_recv().is_err(), "it is not found out yet");
+        drop(held);
+        answering.join().unwrap();
+    });
+    let refused = outcome.try_recv().unwrap().unwrap_err();
+    assert!(matches!(refused, Refusal::NotReady(_)), "{refused:?}");
 }
 
 /// A backup that has less memory is full first. Its master lets the table give up rows then, and
@@ -574,4 +674,141 @@ fn a_full_backup_lets_its_master_evict() {
     let (outcome, _) = pushed(&replicator, 3, false);
     assert!(outcome.unwrap().gone.evicted > 0);
     assert!(rows() <= 4 * u64::from(share));
+}
+
+/// A backup that can never take a push says so: then its master evicts nothing for it, and tells the
+/// client at once.
+#[test]
+fn no_row_goes_for_a_push_that_a_backup_can_never_take() {
+    let replicator = master_of_small_backup();
+    pushed(&replicator, 0, false).0.unwrap();
+    let (mut outcome, _) = begin_push(&replicator, 1);
+    let never = Refusal::NoRoomEver("too much".into());
+    answer_with(&replicator, Some(&never));
+    assert_eq!(outcome.try_recv().unwrap().unwrap_err(), never);
+    assert_eq!(replicator.relieve(), Gone::default());
+    assert_eq!(replicator.store().usage("t").unwrap().rows, 400);
+    // The other side of it.
+    let backup = copied_to();
+    let answer = prepared(&backup, 1, keys_of(0).skip(1).take(70_000));
+    let never = |reason: &Refuse| matches!(reason, Refuse::Rows(Refusal::NoRoomEver(_)));
+    assert!(
+        matches!(&answer, Message::Refused { reason, .. } if never(reason)),
+        "{answer:?}"
+    );
+    assert_eq!(backup.store().memory().take_lacked(), 0);
+}
+
+/// Alone, with [`LIMIT`] bytes of memory: the tables `plain` and `bounded`, which has a capacity.
+fn with_little_memory() -> Arc<Replicator> {
+    let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), LIMIT));
+    store.set_routing(1, &[true; 4]);
+    for (name, lifetime) in [
+        ("plain", ""),
+        ("bounded", r#","lifetime":{"capacity":{"rows":1000000000}}"#),
+    ] {
+        let spec = format!(
+            r#"{{"name":"{name}","kind":{{"sparse":{{"dim":1}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}}{lifetime}}}"#
+        );
+        let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+        store.create_table(&spec, 1).unwrap();
+    }
+    Replicator::new(1, store, ReplicaOptions::default())
+}
+
+/// Push to these keys of a table.
+fn push_keys(
+    replicator: &Arc<Replicator>,
+    table: &str,
+    sequence: u64,
+    keys: std::ops::Range<u64>,
+) -> Result<StageReport, Refusal> {
+    let space = replicator.store().space();
+    let mut keys: Vec<u64> = keys.collect();
+    keys.sort_by_key(|&key| space.slot_of(key));
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let batch = Batch::new(&keys, &vec![1.0; keys.len()]);
+    let id = push_of(own(5), sequence).id;
+    let mut made = Transaction::new(space, id, sequence, table_id(table), change, batch).unwrap();
+    replicator.store().prepare(&mut made)?;
+    match replicator.push(made)?.0 {
+        Answer::Now(report) => Ok(report),
+        Answer::Later(_) => panic!("there is no backup to wait for"),
+    }
+}
+
+/// A push that lacks more than tables with a capacity have is refused at once, and none gives up a row
+/// for it. One that they have the room for waits until they gave it up.
+#[test]
+fn no_row_goes_for_a_push_that_can_never_fit() {
+    let replicator = with_little_memory();
+    for (sequence, first) in (0..40_000).step_by(2_000).enumerate() {
+        for (at, table) in ["plain", "bounded"].into_iter().enumerate() {
+            let sequence = 2 * sequence as u64 + at as u64;
+            push_keys(&replicator, table, sequence, first..first + 2_000).unwrap();
+        }
+    }
+    assert!(!replicator.store().memory().is_short());
+    // More than the limit; and more than there is beside the rows of `plain`.
+    for keys in [400_000, 180_000] {
+        let new = 1_000_000..1_000_000 + keys;
+        let refused = push_keys(&replicator, "plain", 50, new).unwrap_err();
+        assert!(matches!(refused, Refusal::NoRoomEver(_)), "{refused:?}");
+        assert_eq!(replicator.relieve(), Gone::default());
+    }
+    let rows = |table: &str| replicator.store().usage(table).unwrap().rows;
+    assert_eq!((rows("plain"), rows("bounded")), (40_000, 40_000));
+    let fits = || push_keys(&replicator, "plain", 50, 1_000_000..1_150_000);
+    assert!(matches!(fits(), Err(Refusal::NotReady(_))));
+    assert!(replicator.relieve().evicted > 0);
+    fits().unwrap();
+    assert!(rows("bounded") > 10_000, "{}", rows("bounded"));
+}
+
+/// A table with much to expire goes on with its period, while another one begins its next.
+#[test]
+fn tables_keep_their_periods_side_by_side() {
+    let (day, ticks) = (Arc::new(AtomicU32::new(1000)), AtomicU64::new(1));
+    let shown = Arc::clone(&day);
+    let clock = WallClock::of(move || shown.load(Ordering::SeqCst));
+    let store = Arc::new(Store::with_clock(SlotSpace::new(4).unwrap(), 0, clock));
+    store.set_routing(1, &[true; 4]);
+    for (name, every) in [("fast", 10), ("slow", 1000)] {
+        let spec = format!(
+            r#"{{"name":"{name}","kind":{{"sparse":{{"dim":1}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},
+                "lifetime":{{"expiry":{{"unseen_seconds":5,"every_seconds":{every}}}}}}}"#
+        );
+        let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+        store.create_table(&spec, 1).unwrap();
+    }
+    // All parts take equally long.
+    let clock = Clock::of(move || ticks.fetch_add(1, Ordering::SeqCst));
+    let options = ReplicaOptions::default();
+    let replicator = Replicator::with_clock(1, Arc::clone(&store), options, clock);
+    push_keys(&replicator, "fast", 0, 0..100).unwrap();
+    // Enough for eight parts in each slot.
+    push_keys(&replicator, "slow", 1, 0..20_000).unwrap();
+    let is_kept = |table: &str, period: u64| {
+        let stream = StreamId {
+            task: 1,
+            ..periods::decay_stream(table_id(table))
+        };
+        let last = period * 1000 * 8 + 7;
+        store.served_slots_without(stream, last).is_empty()
+    };
+    for period in [1000, 1010] {
+        day.store(period, Ordering::SeqCst);
+        for _ in 0..9 {
+            replicator.keep_periods_for(0);
+        }
+        assert!(is_kept("fast", u64::from(period)));
+        assert!(!is_kept("slow", 1000));
+    }
+    // Its rows are older than 5 s by now.
+    day.store(1019, Ordering::SeqCst);
+    assert!(replicator.keep_periods().unseen > 0);
+    assert!(is_kept("slow", 1000));
+    assert_eq!(replicator.keep_periods(), Gone::default());
 }

@@ -4,10 +4,11 @@
 use backstay_core::error::Refusal;
 use backstay_core::gradient::{self, NonFinite};
 use backstay_core::spec::{Lifetime, NonFinitePolicy, TableSpec};
+use backstay_core::staleness::Reference;
 use backstay_core::transaction::{Batch, Change};
 
 /// Refuse shows and clicks that are negative or not finite, then apply a policy to the gradients
-/// before them. What stands behind the gradients of a comparison first are weights: finite, too.
+/// before them. What stands behind the gradients of a comparison first is to be finite, too.
 pub(super) fn check(
     policy: &NonFinitePolicy,
     spec: &TableSpec,
@@ -43,12 +44,17 @@ pub(super) fn check(
                 )));
             }
         }
-        let weights = &row[elements..told];
-        if let Some(at) = gradient::first_non_finite(weights) {
-            return Err(Refusal::NonFinite(format!(
-                "table {}: weight {at} that the gradient of key {key} was computed with is {}",
-                spec.name, weights[at]
-            )));
+        let reference = &row[elements..told];
+        if let Some(at) = gradient::first_non_finite(reference) {
+            let (name, found) = (&spec.name, reference[at]);
+            return Err(Refusal::NonFinite(match spec.staleness.reference() {
+                Some(Reference::Sum) => format!(
+                    "table {name}: sum {at} that the gradient of key {key} came with is {found}"
+                ),
+                _ => format!(
+                    "table {name}: weight {at} that the gradient of key {key} was computed with is {found}"
+                ),
+            }));
         }
     }
     let rows = batch.values_mut().chunks_exact_mut(width);

@@ -40,6 +40,15 @@ impl ShortOf {
     }
 }
 
+/// Whose rows can go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Giving {
+    /// Those of the slots that are served here: this node evicts them for its own pushes.
+    Served,
+    /// Those of all slots that are held here: the masters of the others hear that this node is full.
+    Held,
+}
+
 /// The smaller shares of now.
 #[derive(Debug, Default)]
 pub(super) struct Relief {
@@ -101,6 +110,33 @@ impl Store {
         }
     }
 
+    /// Whether tables with a capacity have so many bytes to give up here.
+    pub(super) fn can_give_up(&self, bytes: u64, giving: Giving) -> bool {
+        let slots = self.space.count();
+        let tables: Vec<u64> = {
+            let specs = self.specs.read();
+            let bounded = specs
+                .iter()
+                .filter(|(_, one)| one.spec.share(slots).is_some());
+            bounded.map(|(&id, _)| id).collect()
+        };
+        let mut lacking = bytes;
+        for stripe in &self.stripes {
+            if lacking == 0 || tables.is_empty() {
+                break;
+            }
+            let engine = stripe.read();
+            for slot in engine.slots() {
+                let serves = engine.serving_state(slot) == ServingState::Serving;
+                if serves || giving == Giving::Held {
+                    let of = |&table: &u64| engine.evictable_bytes(table, slot) as u64;
+                    lacking = lacking.saturating_sub(tables.iter().map(of).sum());
+                }
+            }
+        }
+        lacking == 0
+    }
+
     /// What is told of a push without room while tables have rows to give up: it may come again soon.
     pub(crate) fn after_relief(&self, refusal: Refusal, short: ShortOf) -> Refusal {
         let Refusal::MemoryLimit(why) = refusal else {
@@ -111,6 +147,12 @@ impl Store {
             return Refusal::MemoryLimit(why);
         }
         Refusal::NotReady(format!("tables with a capacity give up rows: {why}"))
+    }
+
+    /// Nobody reads or changes a slot until this is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold_slot(&self, slot: u32) -> impl Sized + '_ {
+        self.stripes[self.stripe(slot)].write()
     }
 
     /// Rows of a table in the slots that are served here, and how many these slots are.
@@ -166,7 +208,7 @@ impl Store {
             time: self.seconds(),
             share,
         };
-        let room = self.reserve(&made, made.runs())?;
+        let room = self.reserve(&made, made.runs(), Giving::Served)?;
         made.attach(room);
         Ok(made)
     }

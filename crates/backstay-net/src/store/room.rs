@@ -9,6 +9,7 @@ use backstay_core::engine::Engine;
 use backstay_core::error::Refusal;
 use backstay_core::transaction::{Run, Transaction};
 
+use super::relief::Giving;
 use super::Store;
 use crate::memory::{Held, Memory, Part};
 
@@ -33,13 +34,23 @@ pub(super) struct Room {
     reserved: u64,
     /// The push needs new memory, and there is little.
     pause: Duration,
-    _push: Held,
+    push: Held,
 }
+
+/// Why another node's push got no [`Room`] when it came: it is attached in the place of it, and the
+/// push is refused when its turn comes.
+#[derive(Debug)]
+pub(super) struct NoRoom(pub(super) Refusal);
 
 impl Room {
     /// For how long the sender is to wait before its next push.
     pub(super) fn pause(&self) -> Duration {
         self.pause
+    }
+
+    /// The push waits for a copy that comes in, and counts as a part of it.
+    pub(super) fn wait_for_a_copy(&mut self) {
+        self.push.count_as(Part::Copies);
     }
 }
 
@@ -51,8 +62,13 @@ impl Drop for Room {
 
 impl Store {
     /// Bytes that the new rows of these runs of a push take, if they fit the limit; they are free
-    /// again when what is returned is dropped.
-    pub(super) fn reserve(&self, transaction: &Transaction, runs: &[Run]) -> Result<Room, Refusal> {
+    /// again when what is returned is dropped. `giving`: whose rows may go for a push that has to wait.
+    pub(super) fn reserve(
+        &self,
+        transaction: &Transaction,
+        runs: &[Run],
+        giving: Giving,
+    ) -> Result<Room, Refusal> {
         let reserved = if self.has_memory_limit() && transaction.change.creates() {
             // While there is much room, nobody looks at the slots; while there is some, nobody looks
             // which of the rows are there already.
@@ -63,9 +79,7 @@ impl Store {
                 }
             }
             let wanted = self.growth_bytes(transaction, runs)?;
-            if !self.memory.reserve(wanted) {
-                return Err(self.no_room(wanted));
-            }
+            self.promise(wanted, giving)?;
             wanted
         } else {
             0
@@ -77,6 +91,23 @@ impl Store {
         Ok(self.room(reserved, pause, transaction.allocated_bytes()))
     }
 
+    /// Promise bytes for new rows. If there are too few now, tables give up rows for them; but none does
+    /// for what would not fit then either.
+    fn promise(&self, wanted: u64, giving: Giving) -> Result<(), Refusal> {
+        if self.memory.reserve(wanted) {
+            return Ok(());
+        }
+        if self.can_give_up(self.memory.lasting_lack(wanted), giving) {
+            self.memory.note_lacked(wanted);
+            return Err(self.no_room(wanted));
+        }
+        Err(Refusal::NoRoomEver(format!(
+            "no memory for new rows: they need {wanted} bytes; {} of {} (memory_limit_bytes) are in use, and tables with a capacity have not so much to give up: add servers, raise the limit, give tables a capacity, or send smaller pushes",
+            self.memory.used(),
+            self.memory.limit_bytes()
+        )))
+    }
+
     fn room(&self, reserved: u64, pause: Duration, push_bytes: usize) -> Room {
         let mut push = Held::new(&self.memory, Part::Transactions);
         push.set(push_bytes);
@@ -84,11 +115,14 @@ impl Store {
             memory: Arc::clone(&self.memory),
             reserved,
             pause,
-            _push: push,
+            push,
         }
     }
 
     /// Refuse a push for now if those under way take too much: more would come than go.
+    ///
+    /// Those behind a copy that comes in are not among them. They have a limit of their own at the master
+    /// that copies, and a slow copy would hold up all that this node is master of.
     pub(super) fn check_under_way(&self, transaction: &Transaction) -> Result<(), Refusal> {
         let most = self.memory.limit_bytes() / UNDER_WAY;
         let (known, more) = (
@@ -121,10 +155,12 @@ impl Store {
             Coming::Pushed => engine.growth_bytes(table, keys)?,
         } as u64;
         drop(engine);
-        if self.memory.reserve(wanted) {
-            return Ok(Some(self.room(wanted, Duration::ZERO, 0)));
+        match self.promise(wanted, Giving::Held) {
+            Ok(()) => Ok(Some(self.room(wanted, Duration::ZERO, 0))),
+            // The copy is tried again, when pushes and rows may be other ones.
+            Err(Refusal::NoRoomEver(why)) => Err(Refusal::MemoryLimit(why)),
+            Err(refusal) => Err(refusal),
         }
-        Err(self.no_room(wanted))
     }
 
     pub(super) fn growth_bytes(

@@ -13,7 +13,7 @@ use backstay_core::replication::Rows;
 use backstay_core::table::PlainRows;
 use backstay_core::transaction::{StagedRun, Transaction};
 
-use super::room::Coming;
+use super::room::{Coming, NoRoom};
 use super::Store;
 
 impl Rows for Store {
@@ -53,6 +53,9 @@ impl Rows for Store {
     fn check(&self, transaction: &Transaction) -> Result<(), Refusal> {
         for (stripe, _) in self.stripes_of(transaction.runs()) {
             self.stripes[stripe].read().check(transaction)?;
+        }
+        if let Some(NoRoom(refusal)) = transaction.attachment() {
+            return Err(refusal.clone());
         }
         if self.has_memory_limit() && !transaction.has_attachment() {
             return Err(self.no_room(self.growth_bytes(transaction, transaction.runs())?));
@@ -131,12 +134,16 @@ impl Rows for Store {
         let stripe = self.stripe(slot);
         let mut engine = self.stripes[stripe].write();
         let piece = engine.read_copy(slot, reader, most);
-        self.count_kept(stripe, &engine);
+        self.count_kept(stripe, &mut engine);
         piece
     }
 
     fn clear_slot(&self, slot: u32) {
         self.write(self.stripe(slot), None, |engine| engine.clear_slot(slot));
+    }
+
+    fn check_memory(&self, slot: u32, memory: &SlotMemory) -> Result<(), Refusal> {
+        self.stripes[self.stripe(slot)].read().check_memory(memory)
     }
 
     fn set_memory(&self, slot: u32, memory: &SlotMemory) {

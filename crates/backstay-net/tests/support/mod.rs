@@ -326,6 +326,7 @@ pub fn pull_meta(table: &str, keys: usize) -> PullMeta {
         key_count: keys as u32,
         row_elements: DIM as u32,
         origins: false,
+        sums: false,
     }
 }
 

@@ -124,6 +124,7 @@ fn decode_reason(code: u64, text: &str) -> Refuse {
         0 => Refuse::OldTerm,
         1 => Refuse::Gap,
         2 => Refuse::NoCopy,
+        3 => Refuse::Rows(Refusal::NoRoomEver(text.into())),
         _ if code == 0x100 + u64::from(code::MEMORY_LIMIT) => {
             Refuse::Rows(Refusal::MemoryLimit(text.into()))
         }
