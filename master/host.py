@@ -29,6 +29,7 @@ from backstay.consensus.store import CoordinationStore, Delete, Txn
 from backstay.consensus.store.follow import FencingToken
 from backstay.consensus.store.remote import RemoteStore
 from backstay.control_server import ControlServer
+from backstay.data.opening import open_stream
 from backstay.errors import (
     ConfigError,
     DataError,
@@ -49,6 +50,7 @@ from backstay.master.prometheus import serve_metrics
 from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
 from backstay.master.status import job_status
+from backstay.master.stream_poll import StreamPoll
 from backstay.master.upkeep import RowUpkeep
 from backstay.tasks import end_tasks
 
@@ -250,6 +252,8 @@ class MasterHost:
     async def _serve(self) -> RunState:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
+        training = self._spec.training
+        source = open_stream(training) if training and self._spec.is_stream else None
         opened = await open_job(
             self._store,
             self._keys,
@@ -294,6 +298,9 @@ class MasterHost:
             asyncio.create_task(saving.watch_restores(), name="restores"),
             asyncio.create_task(upkeep.run(), name="the upkeep of rows"),
         ]
+        if source is not None:
+            polling = StreamPoll(job, source).run()
+            background.append(asyncio.create_task(polling, name="the training data"))
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         metrics = asyncio.create_task(
             serve_metrics(job, lambda: self._service.status_of(job)), name="metrics"

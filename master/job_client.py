@@ -157,9 +157,12 @@ def _progress(spec: JobSpec, schedule: Schedule | None) -> str:
         return "not begun"
     if schedule.open_rounds:
         first = schedule.open_rounds[0]
+        if first.kind.value == "training" and spec.is_stream:
+            return f"period {first.number}"
         of = f" of {spec.epochs}" if first.kind.value == "training" else ""
         return f"{first.kind.value.replace('_', ' ')} {first.number}{of}"
-    return f"{schedule.passes_over} passes, {schedule.steps} steps"
+    rounds = "periods" if spec.is_stream else "passes"
+    return f"{schedule.passes_over} {rounds}, {schedule.steps} steps"
 
 
 def _patient(config: ClientConfig | None) -> ClientConfig:
@@ -227,6 +230,7 @@ class JobClient:
             records = read_keys(directory, keys.all_dead_letters)
             if records:
                 records |= read_keys(directory, keys.all_shards)
+                records |= read_keys(directory, keys.all_takes)
             return recorded_dead_letters(keys, records)
         return tuple(answer.tasks)
 

@@ -207,6 +207,11 @@ class JobKeys:
         return f"{self.root}shards/"
 
     @property
+    def all_takes(self) -> str:
+        """The prefix of what periods have taken of data without an end."""
+        return f"{self.root}takes/"
+
+    @property
     def all_done(self) -> str:
         """The prefix of the bitmaps of tasks that are done."""
         return f"{self.root}done/"
@@ -238,6 +243,10 @@ class JobKeys:
     def shard_count(self, data: str) -> str:
         """Return the key that says how many such parts there are, written after them."""
         return f"{self.root}shard_counts/{data}"
+
+    def takes(self, round_name: str, chunk: int) -> str:
+        """Return the key of a part of what a period has taken."""
+        return f"{self.root}takes/{round_name}/{chunk:06d}"
 
     def done(self, round_name: str, chunk: int) -> str:
         """Return the key of the bitmap of a round's tasks chunk * 4096 and on."""

@@ -37,6 +37,7 @@ __all__ = [
     "JobSpec",
     "LifetimeSpec",
     "ModeSpec",
+    "PeriodSpec",
     "ProgressiveSpec",
     "ServerCounts",
     "ServersSpec",
@@ -47,6 +48,8 @@ DATA_KINDS = (
     *("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl"),
     *("sql", "kafka", "custom"),
 )
+# Kinds of training data that may have no end.
+STREAM_KINDS = ("kafka",)
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
@@ -123,6 +126,39 @@ class ModeSpec:
                 f"compensation: {self.compensation} is for kind async or bounded, not {self.kind}: "
                 "remove it, or choose one of these"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodSpec:
+    """The periods of training data that never end: what stands in the place of passes."""
+
+    records: int = setting(
+        0, "A period ends with so many records. 0: by time only.", minimum=0, maximum=2**62
+    )
+    seconds: float = setting(
+        0.0,
+        "A period ends so long after its first record was taken. 0: by records only.",
+        minimum=0.0,
+        maximum=366 * 86_400.0,
+    )
+    ahead_records: int = setting(
+        1_000_000,
+        "Most records that are taken and not yet done; at least `records_per_task`.",
+        minimum=1,
+        maximum=2**62,
+    )
+    linger_s: float = setting(
+        5.0,
+        "Records too few for a whole task become a short one after so long.",
+        minimum=0.0,
+        maximum=86_400.0,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if not (self.records or self.seconds):
+            raise ConfigError("records: give records or seconds, else no period ends")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,6 +526,9 @@ class JobSpec:
     validation: DataSpec | None = setting(None, "Records to evaluate on.", fixed=True)
     prediction: DataSpec | None = setting(None, "Records to predict for.", fixed=True)
     epochs: int = setting(1, "Passes over the training data.", minimum=1, maximum=1_000_000)
+    period: PeriodSpec | None = setting(
+        None, "The training data never ends: the job has periods instead of passes."
+    )
     batch_size: int = setting(
         64, "Records in a worker's batch.", minimum=1, maximum=1 << 24, fixed=True
     )
@@ -616,11 +655,40 @@ class JobSpec:
         _check_alerts(self.alerts)
         if self.prometheus:
             split_address("prometheus", self.prometheus)
+        if self.period is not None:
+            self._check_period(self.period)
         if len(self.to_json().encode()) > SPEC_BYTES_MAX:
             raise ConfigError(
                 f"name: the job {self.name!r} takes more than {SPEC_BYTES_MAX} bytes as JSON; "
                 "name folders or patterns instead of single files"
             )
+
+    def _check_period(self, period: PeriodSpec) -> None:
+        """Refuse periods that do not go with the rest."""
+        if self.training is None or self.training.kind not in STREAM_KINDS:
+            raise ConfigError(
+                f"period: needs training data of kind {' or '.join(STREAM_KINDS)}, which never end"
+            )
+        if self.epochs != 1:
+            raise ConfigError(
+                f"epochs: {self.epochs} is given together with period; leave epochs out, a job "
+                "with periods never goes over its data again"
+            )
+        if "stop" in self.training.options:
+            raise ConfigError(
+                "training.options.stop: is given together with period; leave one of them out, "
+                "with a period the data has no end"
+            )
+        if period.ahead_records < self.records_per_task:
+            raise ConfigError(
+                f"period.ahead_records: {period.ahead_records} is less than a task has "
+                f"(records_per_task, {self.records_per_task})"
+            )
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its training data never ends."""
+        return self.period is not None
 
     @property
     def kind(self) -> str:
@@ -672,11 +740,15 @@ class JobSpec:
 
     def fixed_differences(self, other: JobSpec) -> tuple[str, ...]:
         """Return the fields that differ and that a job which has begun cannot change."""
-        return tuple(
+        differing = [
             item.name
             for item in fields(self)
             if item.metadata["fixed"] and getattr(self, item.name) != getattr(other, item.name)
-        )
+        ]
+        # How long a period is may change, but not whether there are any.
+        if self.is_stream != other.is_stream:
+            differing.append("period")
+        return tuple(differing)
 
 
 def _check_alerts(alerts: Sequence[AlertSpec]) -> None:

@@ -19,6 +19,7 @@ from backstay.job_spec import (
     JobSpec,
     LifetimeSpec,
     ModeSpec,
+    PeriodSpec,
     ProgressiveSpec,
     ServersSpec,
     WorkersSpec,
@@ -32,6 +33,7 @@ PAGE = PAGE_PATH.read_text(encoding="utf-8") if PAGE_PATH.exists() else ""
 SECTIONS: list[tuple[str, type, str]] = [
     ("## The job", JobSpec, ""),
     ("## Data", DataSpec, "training."),
+    ("## Periods", PeriodSpec, "period."),
     ("## Mode", ModeSpec, "mode."),
     ("## Early stop", EarlyStop, "early_stop."),
     ("## Progressive metrics", ProgressiveSpec, "progressive."),

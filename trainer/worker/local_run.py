@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from backstay.cluster.upkeep import EndedPass, end_pass, keeps_rows_of, unseen_s
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Reader, open_reader
+from backstay.data.opening import open_stream
 from backstay.errors import BackstayError, ConfigError, DataUnavailable, JobError, NonFiniteLoss
 from backstay.job.callbacks import Callbacks, Evaluation, TaskReport
 from backstay.job.model_definition import (
@@ -40,7 +42,8 @@ from backstay.job_spec import JobSpec
 from backstay.schedule.evaluation import TaskOutputs
 from backstay.schedule.orders import record_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
-from backstay.schedule.task_table import cut_data
+from backstay.schedule.taking import PartEnds
+from backstay.schedule.task_table import TaskTable, cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.worker.evaluation import Outputs
@@ -48,9 +51,14 @@ from backstay.trainer.worker.other_tasks import OtherTasks, save
 from backstay.trainer.worker.scoring import AttemptScores, Scorer
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange, groups_by
 
+if TYPE_CHECKING:
+    from backstay.data.kafka import KafkaStream
+
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 
 REPORT_S = 0.3
+# Between two questions of what has come of data without an end.
+ASK_S = 1.0
 # Folder in the log folder, for a model that cannot be saved to the job's output.
 SPARE_FOLDER = "model-not-in-output"
 # The only worker.
@@ -76,6 +84,8 @@ class LocalProgress:
         loss: Mean over the batches since the last report; None if there was none.
         seconds: Since the beginning.
         record: Where the job stands, as its engine has it.
+        lag_records: Of training data without an end: records that are there and not done; None: not
+            known.
     """
 
     round: RoundId
@@ -85,6 +95,7 @@ class LocalProgress:
     loss: float | None
     seconds: float
     record: JobStateRecord
+    lag_records: int | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -178,6 +189,8 @@ class LocalRun:
         self._examples = self._predictions = 0
         self._losses: list[float] = []
         self._begin_s = self._reported_s = 0.0
+        self._source: KafkaStream | None = None
+        self._ask_s = 0.0
         self._job: JobEngine
         self._program: Program
         self._callbacks: Callbacks
@@ -225,7 +238,7 @@ class LocalRun:
 
     def _run(self) -> None:
         spec = self._spec
-        tables = {name: cut_data(name, self._reader(name).shards(), spec) for name in spec.data}
+        tables = {name: self._table(name) for name in spec.data}
         identity = JobSpecRecord(WORKER, time.time_ns() // 1_000_000, spec.to_json())
         self._job = job = JobEngine(
             new_job(spec, tables, identity), JobKeys(spec.name), MemoryRecords(), time.monotonic
@@ -233,10 +246,14 @@ class LocalRun:
         job.keep_rows(time.time)
         self._advance()
         while not job.is_over:
+            self._look_for_records()
             given = job.assign(WORKER)
-            # With one worker, every open round has a task to do.
-            assert given is not None
-            self._do(given)
+            if given is not None:
+                self._do(given)
+            else:
+                # With one worker, every other open round has a task to do.
+                assert spec.is_stream
+                self._stop.wait(ASK_S)
             self._end_if_told()
             # Metrics and callbacks of an evaluation take time, in which it may be told to stop.
             self._advance()
@@ -244,6 +261,34 @@ class LocalRun:
         if job.state.state == "stopped":
             with self._saved_somewhere():
                 self._others.save_model(self._program)
+
+    def _table(self, name: str) -> TaskTable:
+        """Return the tasks of one of the job's data; none if these have no end."""
+        spec = self._spec
+        if spec.is_stream and name == "training":
+            return TaskTable((), (), spec.records_per_task)
+        return cut_data(name, self._reader(name).shards(), spec)
+
+    def _look_for_records(self) -> None:
+        """Take what has come of training data without an end; asks at most once a second.
+
+        Raises:
+            DataUnavailable: Their source does not answer.
+            ConfigError: An option is wrong.
+        """
+        job, training = self._job, self._spec.training
+        if not self._spec.is_stream or training is None or time.monotonic() < self._ask_s:
+            return
+        self._ask_s = time.monotonic() + ASK_S
+        if self._source is None:
+            self._source = open_stream(training)
+        if job.wants_start:
+            job.begin_stream(self._source.start())
+        ends = self._source.ends().items()
+        told = {part: None if one is None else PartEnds(*one) for part, one in ends}
+        planned = job.plan_take(told, time.time())
+        if planned is not None:
+            job.take(planned)
 
     @contextmanager
     def _saved_somewhere(self) -> Iterator[None]:
@@ -442,5 +487,6 @@ class LocalRun:
                 float(np.mean(losses)) if losses else None,
                 now_s - self._begin_s,
                 self._job.record(),
+                None if self._job.stream.lag is None else self._job.stream.lag.records,
             )
         )

@@ -22,6 +22,7 @@ from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
+    DataUnavailable,
     JobRefused,
     NotMaster,
     StateLost,
@@ -35,6 +36,7 @@ from backstay.job.callbacks import Callbacks, TaskReport
 from backstay.job.messages import Ended, EvaluationOutputs, JobTerms, Task, Wait
 from backstay.job.model_definition import ModelDefinition, load
 from backstay.job_spec import JobSpec
+from backstay.schedule.takes import part_and_offset
 from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.connection import Connection, connect
 from backstay.trainer.worker.figures import Figures
@@ -51,7 +53,13 @@ from backstay.trainer.worker.task_ends import (
     bad_records_of,
     failure_report,
 )
-from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed, TaskFeeds, with_following
+from backstay.trainer.worker.task_feed import (
+    FeedFailed,
+    ReadyBatch,
+    TaskFeed,
+    TaskFeeds,
+    with_following,
+)
 from backstay.trainer.worker.task_source import TaskSource
 
 __all__ = ["Worker"]
@@ -291,14 +299,22 @@ class Worker:
             _LOG.warning("%s: the servers have lost state or were restored: %s", work, error)
             self._give_back(work, str(error))
             self._disconnect()
-        elif isinstance(error, PASSING):
-            _LOG.warning("%s: given back: %s", work, error)
+        elif (passing := self._passing(error)) is not None:
+            _LOG.warning("%s: given back: %s", work, passing)
             self._abandon()
-            self._give_back(work, str(error))
+            self._give_back(work, str(passing))
             self._back_off()
         else:
             self._abandon()
             self._fail(work, error)
+
+    def _passing(self, error: Exception) -> BaseException | None:
+        """Return what is wrong if another attempt will do; None: it may not."""
+        if isinstance(error, PASSING):
+            return error
+        # The source of data without an end will be back, and then others can read them.
+        is_away = isinstance(error, FeedFailed) and isinstance(error.__cause__, DataUnavailable)
+        return error.__cause__ if is_away and self._spec.is_stream else None
 
     def _train(self, work: LeasedWork, connection: Connection) -> None:
         task, feed = work.task, work.feed
@@ -432,13 +448,24 @@ class Worker:
                     self._pace.send()
                     if connection.counter is not None:
                         task, places = work.task, np.concatenate(unsent)
-                        connection.counter.count(task.shard, task.start, places)
+                        shard, start = self._counted_as(task)
+                        connection.counter.count(shard, start, places)
                     unsent = []
                 if self._told_to_stop():
                     if unsent:  # leaving by an error, these do not count as ended
                         raise Stopped
                     break
         return losses
+
+    def _counted_as(self, task: Task) -> tuple[str, int]:
+        """Return the shard and the first record under which an audit counts a task.
+
+        Of data without an end an offset is one record, whichever take it is in.
+        """
+        if not self._spec.is_stream:
+            return task.shard, task.start
+        part, first = part_and_offset(task.shard)
+        return part, first + task.start
 
     def _train_batch(
         self,

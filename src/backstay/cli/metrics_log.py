@@ -25,7 +25,7 @@ SCORES = ("auc", "logloss", "calibration")
 def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
     """Return what a line says of a job: plain values, None where nothing is known yet."""
     progressive = {"progressive": _progressive(status)} if status.HasField("progressive") else {}
-    return {
+    figures = {
         "time_s": status.now_ms / 1000,
         "state": status.state,
         "kind": kind_name(status.kind),
@@ -42,6 +42,11 @@ def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
         "workers_desired": status.workers_desired,
         **progressive,
     }
+    if status.HasField("stream"):
+        stream = status.stream
+        figures["lag_records"] = stream.lag_records if stream.HasField("lag_records") else None
+        figures["dropped_records"] = stream.dropped_records
+    return figures
 
 
 def kind_name(kind: int) -> str:
@@ -101,7 +106,7 @@ class MetricsLog:
         except BaseException:
             self._file.close()
             raise
-        self._last: tuple[int, str, int] | None = None
+        self._last: tuple[int, str, int, int] | None = None
         self._evaluations: set[tuple[int, int]] = set()
         self._windows: set[tuple[int, int]] = set()
 
@@ -126,7 +131,8 @@ class MetricsLog:
     def write(self, status: job_pb2.JobStatus) -> None:
         """Write a line if something has changed, and one for each new evaluation and window."""
         figures = figures_of(status)
-        now = (status.steps, status.state, status.tasks.done)
+        lag = status.stream.lag_records
+        now = (status.steps, status.state, status.tasks.done, lag)
         if now != self._last:
             self._last = now
             self._line(figures)

@@ -51,6 +51,8 @@ def round_text(status: job_pb2.JobStatus) -> str:
     if kind == "training":
         if not status.round:
             return "no task now"  # Between two passes, or after the last one.
+        if status.HasField("stream"):
+            return f"period {status.round}"
         return f"pass {status.round} of {status.passes}"
     if kind == "unspecified":
         return status.state
@@ -104,6 +106,8 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
         lines.append(f"{status.checkpoints_failed:,} checkpoints could not be written")
     if status.bad_records:
         lines.append(f"{status.bad_records:,} damaged records were skipped")
+    if status.stream.dropped_records:
+        lines.append(_dropped_text(status))
     if status.dead_letters:
         lines.append(
             f"{status.dead_letters:,} tasks failed too often; see `backstay jobs show {status.job}`"
@@ -213,6 +217,8 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
         ("workers", f"{alive}/{status.workers_desired}"),
         ("pservers", str(servers)),
     ]
+    if status.stream.HasField("lag_records"):
+        figures.append(("lag", f"{status.stream.lag_records:,} records"))
     if status.HasField("staleness"):
         figures.append(("staleness", f"{status.staleness:.1f}"))
     if progressive := progressive_text(status):
@@ -227,6 +233,11 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
     return figures
 
 
+def _dropped_text(status: job_pb2.JobStatus) -> str:
+    dropped = status.stream.dropped_records
+    return f"the source has dropped {dropped:,} records before they were taken"
+
+
 def _inexact_text(status: job_pb2.JobStatus) -> str:
     return f"records may count never or twice {status.inexact}"
 
@@ -235,7 +246,8 @@ def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
     """Return what is to be said of a job beside its figures; empty: nothing."""
     inexact = _inexact_text(status) if status.inexact else ""
     alerts = [f"alert: {alert}" for alert in status.progressive.alerts]
-    return "; ".join(filter(None, [trouble or status.trouble, inexact, *alerts]))
+    dropped = _dropped_text(status) if status.stream.dropped_records else ""
+    return "; ".join(filter(None, [trouble or status.trouble, dropped, inexact, *alerts]))
 
 
 def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:

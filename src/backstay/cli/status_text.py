@@ -48,6 +48,12 @@ def _print_work(status: job_pb2.JobStatus) -> None:
         f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "
         f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.dead_letters:,} dead-lettered"
     )
+    if status.stream.HasField("lag_records"):
+        stream = status.stream
+        click.echo(
+            f"lag {stream.lag_records:,} records, {stream.ahead_records:,} of them taken; "
+            f"{stream.dropped_records:,} dropped by the source"
+        )
     click.echo(f"{status.examples_per_s:,.0f} examples/s")
     if status.trouble:
         click.echo(f"trouble: {status.trouble}")

@@ -128,6 +128,9 @@ class Outcome:
         }
         if "progressive" in figures:
             document["progressive"] = figures["progressive"]
+        for name in ("lag_records", "dropped_records"):
+            if name in figures:
+                document[name] = figures[name]
         if self.audit is not None:
             document["audit"] = audit_mapping(self.audit)
             document["records_counted_once"] = self.audit.records_counted_once
@@ -496,6 +499,8 @@ class Supervisor:
             if self._status.HasField("loss"):
                 status.loss = self._status.loss
             status.tasks.CopyFrom(self._status.tasks)
+            if self._status.HasField("stream"):
+                status.stream.CopyFrom(self._status.stream)
         if status.checkpoint_url:
             self._newest = NewestCheckpoint(status.checkpoint, status.checkpoint_url)
         elif self._newest is not None:

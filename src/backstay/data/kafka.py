@@ -28,7 +28,7 @@ from backstay.data.message_values import ValueFormat
 from backstay.data.options import check_options, optional_import, text_tuple
 from backstay.errors import ConfigError, DataDamaged, DataUnavailable, InvalidRequest
 
-__all__ = ["KafkaReader"]
+__all__ = ["KafkaReader", "KafkaStream"]
 
 _OPTIONS: Mapping[str, type] = {
     "brokers": tuple,
@@ -43,6 +43,9 @@ _OPTIONS: Mapping[str, type] = {
     "timeout_s": int,
 }
 TIMEOUT_S = 60
+# Where a stream ends is asked again and again, so a call need not wait for long.
+STREAM_TIMEOUT_S = 5.0
+FETCH_WAIT_MS = 10
 # Messages that are taken from the client at once, and consumers that wait for the next range.
 MESSAGES_MAX = 1000
 IDLE_MAX = 4
@@ -122,11 +125,14 @@ class KafkaReader:
 
     def shards(self) -> Iterator[Shard]:
         """See ``Reader``; asks for the offsets of each partition."""
+        yield from self._shards(self._start, self._stop)
+
+    def _shards(self, start: _Bound, stop: _Bound) -> Iterator[Shard]:
         with self._consumer() as consumer:
             for topic in self._topics:
                 partitions = self._partitions(consumer, topic)
-                first = self._offsets(consumer, partitions, self._start)
-                last = self._offsets(consumer, partitions, self._stop)
+                first = self._offsets(consumer, partitions, start)
+                last = self._offsets(consumer, partitions, stop)
                 for part in partitions:
                     begin, end = first[part], last[part]
                     yield Shard(str(_Part(*part, begin)), max(0, end - begin))
@@ -193,17 +199,29 @@ class KafkaReader:
 
     def _lowest(self, consumer: Any, part: _Part) -> int:
         """Return the first offset that a partition still has."""
-        partition = self._kafka.TopicPartition(part.topic, part.partition)
-        with self._errors(part.place, consumer):
-            low, _ = consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
-        return int(low)
+        return self._ends(consumer, part.topic, part.partition)[0]
 
-    def _partitions(self, consumer: Any, topic: str) -> list[tuple[str, int]]:
+    def _ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+        """Return the first offset that a partition has, and the one after its last.
+
+        Messages of a transaction that is under way, and what follows them, do not count yet.
+        """
+        with self._errors(f"{topic}/{partition}", consumer):
+            low, high = consumer.get_watermark_offsets(
+                self._kafka.TopicPartition(topic, partition), timeout=self._timeout_s
+            )
+        return int(low), int(high)
+
+    def _topic(self, consumer: Any, topic: str) -> Any:
+        """Return what the brokers tell of a topic."""
         with self._errors(topic, consumer):
             known = consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
         if known.error is not None:
             raise self._trouble.error(f"topic {topic}", known.error.str())
-        return [(topic, number) for number in sorted(known.partitions)]
+        return known
+
+    def _partitions(self, consumer: Any, topic: str) -> list[tuple[str, int]]:
+        return [(topic, number) for number in sorted(self._topic(consumer, topic).partitions)]
 
     def _offsets(
         self, consumer: Any, partitions: Sequence[tuple[str, int]], bound: _Bound
@@ -212,11 +230,8 @@ class KafkaReader:
         found = {}
         for part in partitions:
             place = f"{part[0]}/{part[1]}"
-            with self._errors(place, consumer):
-                low, high = consumer.get_watermark_offsets(
-                    self._kafka.TopicPartition(*part), timeout=self._timeout_s
-                )
-                found[part] = bound.within(place, low, high)
+            low, high = self._ends(consumer, *part)
+            found[part] = bound.within(place, low, high)
             if bound.time_ms is not None:
                 wanted = self._kafka.TopicPartition(*part, bound.time_ms)
                 with self._errors(place, consumer):
@@ -227,9 +242,11 @@ class KafkaReader:
 
     def _first_columns(self) -> tuple[str, ...]:
         looked_at = BadRecords(LOOKED_AT_MAX, kept=0)
-        for shard in self.shards():
-            for record in self.read(shard.name, 0, shard.records, looked_at):
-                return tuple(record)
+        # Where a job begins at the end, the messages before tell, too.
+        for start in (self._start, _Bound(word="earliest")):
+            for shard in self._shards(start, self._stop):
+                for record in self.read(shard.name, 0, shard.records, looked_at):
+                    return tuple(record)
         raise DataDamaged(f"no message of {', '.join(self._topics)} is a record")
 
     @contextmanager
@@ -266,6 +283,62 @@ class KafkaReader:
                 # Only now does it tell what it has logged.
                 consumer.poll(0)
             raise self._trouble.error(what, error.args[0].str()) from error
+
+
+class KafkaStream(KafkaReader):
+    """Topics that grow: where their partitions begin and end now. From one thread at a time.
+
+    A call takes no longer than some seconds for each partition, so that whoever asks again and
+    again can end.
+
+    Args:
+        topics: Their names.
+        options: As of ``KafkaReader``.
+
+    Raises:
+        ConfigError: As ``KafkaReader`` does.
+    """
+
+    def __init__(self, topics: Sequence[str], options: Mapping[str, Any]) -> None:
+        super().__init__(topics, options)
+        self._timeout_s = min(self._timeout_s, STREAM_TIMEOUT_S)
+
+    def start(self) -> dict[str, int]:
+        """Return the offset of each partition where ``options.start`` lies.
+
+        Raises:
+            DataUnavailable: No broker answers, or there is no such topic.
+            ConfigError: ``start`` names offsets, but not of all partitions.
+        """
+        found: dict[str, int] = {}
+        with self._consumer() as consumer:
+            for topic in self._topics:
+                partitions = self._partitions(consumer, topic)
+                offsets = self._offsets(consumer, partitions, self._start)
+                found |= {f"{name}/{part}": at for (name, part), at in offsets.items()}
+        return found
+
+    def ends(self) -> dict[str, tuple[int, int] | None]:
+        """Return of each partition the first offset and the one after the last.
+
+        None: it is there, and no broker leads it now.
+
+        Raises:
+            DataUnavailable: No broker answers, or there is no such topic.
+        """
+        found: dict[str, tuple[int, int] | None] = {}
+        with self._consumer() as consumer:
+            for topic in self._topics:
+                for number, part in sorted(self._topic(consumer, topic).partitions.items()):
+                    is_led = part.leader >= 0
+                    ends = self._ends(consumer, topic, number) if is_led else None
+                    found[f"{topic}/{number}"] = ends
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        while not self._idle.empty():
+            self._idle.get_nowait().close()
 
 
 class _Trouble:
@@ -359,7 +432,8 @@ def _client_config(
     for name in given:
         if name in ours:
             raise ConfigError(f"options.settings: {name} cannot be set; backstay decides it")
-    return {**given, **ours}
+    # A question of the next range waits behind what is fetched ahead at the end of a partition.
+    return {"fetch.wait.max.ms": FETCH_WAIT_MS, **given, **ours}
 
 
 def _settings_of(path: Path) -> dict[str, str]:

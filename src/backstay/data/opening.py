@@ -6,6 +6,7 @@ Imports the readers, each with its packages, only when it is asked for.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from backstay.data.base import Reader
 from backstay.data.delimited import DelimitedOptions, DelimitedReader
@@ -13,7 +14,10 @@ from backstay.data.files import FileSet
 from backstay.errors import ConfigError
 from backstay.job_spec import DataSpec
 
-__all__ = ["files_of", "kind_of", "open_reader"]
+if TYPE_CHECKING:
+    from backstay.data.kafka import KafkaStream
+
+__all__ = ["files_of", "kind_of", "open_reader", "open_stream"]
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -85,6 +89,19 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
     from backstay.data.arrow_files import ArrowReader, ParquetReader
 
     return ParquetReader(files, options) if kind == "parquet" else ArrowReader(files, options)
+
+
+def open_stream(data: DataSpec) -> KafkaStream:
+    """Return what tells where data without an end begin and end now.
+
+    Raises:
+        ConfigError: An option is wrong, a package is missing, or the kind has no such data.
+    """
+    from backstay.data.kafka import KafkaStream
+
+    if data.kind != "kafka":
+        raise ConfigError(f"kind: data of kind {data.kind} have an end")
+    return KafkaStream(data.paths, data.options)
 
 
 def kind_of(files: FileSet) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backstay.data import Reader, open_reader
+from backstay.data.opening import open_stream
 from backstay.errors import BackstayError, ConfigError, DataError
 from backstay.job import model_definition
 from backstay.job.data_scan import first_look
@@ -85,6 +86,10 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
     warnings = []
     for name, data in spec.data.items():
         try:
+            if spec.is_stream and name == "training":
+                # There need be no record yet.
+                open_stream(data).start()
+                continue
             reader = open_reader(data, module=definition.module)
             warnings.append(first_look(name, data, reader))
             _check_groups_column(groups_by(spec, name), reader)

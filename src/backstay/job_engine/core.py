@@ -14,20 +14,27 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from backstay.consensus.records.jobs import JobStateRecord, RunState, stream_job_of
+from backstay.consensus.records.jobs import (
+    JobStateRecord,
+    RunState,
+    StreamRecord,
+    stream_job_of,
+)
 from backstay.consensus.records.keys import JobKeys
 from backstay.job_engine.known_workers import KnownWorkers
 from backstay.job_engine.launch import LauncherReport, WorkerWish
 from backstay.job_engine.leases import RENEWALS_PER_S_MAX
 from backstay.job_engine.open_round import JobRounds, OpenRound
 from backstay.job_engine.opening import OpenedJob, StateIncarnation, is_over
+from backstay.job_engine.period_takes import PeriodTakes
 from backstay.job_engine.progressive import Progressive
 from backstay.job_engine.records import Records
 from backstay.job_engine.refusals import Refusals
 from backstay.job_engine.stalls import Stalls
+from backstay.job_engine.stream import Stream
 from backstay.job_engine.task_store import TaskBits
 from backstay.job_engine.values import DeadLetter, PassUpkeep, first_attempt
-from backstay.schedule.rounds import RoundId
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
 
 __all__ = ["JobCore"]
 
@@ -46,6 +53,8 @@ class JobCore:
         tables: The tasks of its training, validation and prediction data.
         schedule: Which rounds are open, and which come next.
         rounds: The open rounds: tasks, leases, outputs.
+        stream: Of training data without an end: the positions of now.
+        source_trouble: Why their source does not answer; empty: it does.
         damaged: Damaged records of the data, as far as known.
         keys: The keys of the job's records.
         records: Where changes of the records are staged.
@@ -98,7 +107,8 @@ class JobCore:
         self.keys = keys
         self.records = records
         self.now = clock
-        self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, records)
+        takes = PeriodTakes(opened.takes, self.spec.records_per_task, keys, records)
+        self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, records, takes)
         self.known = KnownWorkers()
         self.workers = opened.workers
         self.stalls = Stalls(self.spec, self.known, self.rounds.values)
@@ -114,6 +124,9 @@ class JobCore:
                 self.spec, keys, records, opened.progressive, self.is_recorded_done, clock()
             )
             self.progressive.show_windows(opened.state.progressive)
+        self.stream = Stream()
+        self.source_trouble = ""
+        self._begin_stream()
         self._renewals_per_s_max = renewals_per_s_max
         # Workers.
         self.reported = LauncherReport()
@@ -176,6 +189,50 @@ class JobCore:
     def scored_values(self) -> Sequence[str]:
         """The values of the column of ``progressive.by`` that have figures of their own."""
         return () if self.progressive is None else self.progressive.values
+
+    # Training data without an end.
+
+    @property
+    def stream_record(self) -> StreamRecord:
+        """How far the job is in such data, as recorded."""
+        return self.state.stream or StreamRecord()
+
+    def _begin_stream(self) -> None:
+        """Find the positions of now from what is recorded."""
+        takes = self.rounds.takes.after(self.schedule.passes_over)
+        self.stream.begin(self.stream_record.positions, takes)
+
+    def _is_sealed(self, round_id: RoundId) -> bool:
+        """Whether a round gets no more tasks than it has."""
+        return not self._is_period(round_id) or round_id.number <= self.stream_record.sealed
+
+    def _damaged_name(self, round_id: RoundId) -> str:
+        """Return under which name the damaged records of a round are known.
+
+        Tasks of passes are the same in each; those of periods are not.
+        """
+        return str(round_id) if self._is_period(round_id) else data_of(round_id.kind)
+
+    def _is_period(self, round_id: RoundId) -> bool:
+        """Whether a round is a period of training data without an end."""
+        return self.spec.is_stream and round_id.kind is RoundKind.TRAINING
+
+    def _count_bad_records(self) -> None:
+        """Bring the sum of damaged records up to date; those of periods that are over are in it."""
+        over = filter(self._is_over_period, self.damaged.names) if self.spec.is_stream else ()
+        known = self.damaged.total - sum(map(self.damaged.of_data, over))
+        self.figures["bad_records"] = self.figures["past_bad_records"] + known
+
+    def _is_over_period(self, name: str) -> bool:
+        """Whether a name of damaged records is that of a period that is over."""
+        kind, _, number = name.partition("-")
+        is_period = kind == RoundKind.TRAINING.value and number.isdecimal()
+        return is_period and int(number) <= self.schedule.passes_over
+
+    def _forget_damaged(self, name: str) -> None:
+        """Forget the damaged records of a period, and have the journal do so."""
+        for part in self.damaged.forget(name):
+            self.records.stage_removal(self.keys.damaged(name, part))
 
     # How the job ends.
 
@@ -304,4 +361,5 @@ class JobCore:
             done=done,
             dead_letters=dead_letters,
             begun_scores=begun_scores,
+            is_sealed=self._is_sealed(round_id),
         )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from backstay.consensus.records.keys import JobKeys
 from backstay.job.metrics import METRICS
 from backstay.job_engine.ledger import NOBODY, TaskLedger
+from backstay.job_engine.period_takes import PeriodTakes
 from backstay.job_engine.records import Records
 from backstay.job_engine.round_scores import RoundScores
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
@@ -126,6 +127,19 @@ class OpenRound:
         for task, batch in self.scores.recorded():
             records.stage_removal(keys.progressive_begun(name, task, batch))
 
+    def grow(self, table: TaskTable, batch_size: int) -> None:
+        """Have more tasks: those of a longer table, which is recorded."""
+        more = len(table) - len(self.table)
+        sizes = table.batches(batch_size)[len(self.table) :] if more else None
+        self.ledger.grow(len(table), sizes)
+        self.table = table
+
+    def records_ahead(self) -> int:
+        """Return how many records its tasks have that are neither done nor dead-lettered."""
+        over = self.ledger.done.to_array().astype(bool)
+        over[list(self.ledger.dead_letters)] = True
+        return self.table.records - self.table.records_of(over)
+
     def compute(self) -> dict[str, float]:
         """Return the metrics of an evaluation; may take seconds, so call it in a thread."""
         return self.outputs.compute({name: METRICS[kind] for name, kind in self.metrics.items()})
@@ -162,7 +176,7 @@ def _worker_text(ledger: TaskLedger, worker: str) -> str | None:
 
 def open_round(
     round_id: RoundId,
-    tables: Mapping[str, TaskTable],
+    table: TaskTable,
     spec: JobSpec,
     *,
     first_attempt: int,
@@ -171,13 +185,13 @@ def open_round(
     done: TaskBits | None = None,
     dead_letters: Iterable[DeadLetter] = (),
     begun_scores: Mapping[tuple[int, int], bytes] | None = None,
+    is_sealed: bool = True,
 ) -> OpenRound:
     """Return a round that begins, or that continues what the journal or a checkpoint has of it.
 
     Raises:
         InvalidRequest: What is done or dead-lettered is not of this data.
     """
-    table = round_table(tables, round_id)
     trains = round_id.kind is RoundKind.TRAINING
     # Two workers must not save the model at once.
     speculative = round_id.kind is not RoundKind.TRAIN_END
@@ -191,6 +205,7 @@ def open_round(
         dead_letters=dead_letters,
         sizes=table.batches(spec.batch_size) if trains else None,
         keeps_streams=trains,
+        is_sealed=is_sealed,
     )
     by = "" if spec.progressive is None else spec.progressive.by
     scores = RoundScores(by, begun_scores)
@@ -223,6 +238,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         spec: JobSpec,
         keys: JobKeys,
         records: Records,
+        takes: PeriodTakes,
     ) -> None:
         """Begin with the rounds that the records know.
 
@@ -232,12 +248,14 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             spec: Of the job.
             keys: The job's keys.
             records: Where changes go.
+            takes: What its periods have taken, if its training data have no end.
         """
         self._rounds = dict(rounds)
         self._tables = tables
         self._spec = spec
         self._keys = keys
         self._records = records
+        self.takes = takes
         # Called with the workers whose leases have changed; None: perhaps all of them.
         self.on_leases: Callable[[Iterable[str] | None], None] = lambda _: None
 
@@ -260,11 +278,12 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         done: TaskBits | None = None,
         dead_letters: Iterable[DeadLetter] = (),
         begun_scores: Mapping[tuple[int, int], bytes] | None = None,
+        is_sealed: bool = True,
     ) -> OpenRound:
         """Return a round of the job, and keep it; see ``open_round``."""
         opened = self._rounds[round_id] = open_round(
             round_id,
-            self._tables,
+            self._table(round_id),
             self._spec,
             first_attempt=first_attempt,
             task_lease_ttl_ms=task_lease_ttl_ms,
@@ -272,8 +291,15 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             done=done,
             dead_letters=dead_letters,
             begun_scores=begun_scores,
+            is_sealed=is_sealed,
         )
         return opened
+
+    def _table(self, round_id: RoundId) -> TaskTable:
+        """Return the tasks of a round."""
+        if self._spec.is_stream and round_id.kind is RoundKind.TRAINING:
+            return self.takes.table(round_id.number)
+        return round_table(self._tables, round_id)
 
     def forget(self, round_id: RoundId) -> None:
         """Forget a round of which nothing is recorded."""
@@ -287,7 +313,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         """
         for number in passes:
             closed = RoundId(RoundKind.TRAINING, number)
-            for chunk in range(-(-len(round_table(self._tables, closed)) // CHUNK_TASKS)):
+            for chunk in range(-(-len(self._table(closed)) // CHUNK_TASKS)):
                 self._records.stage_removal(self._keys.done(str(closed), chunk))
         for opened in self._rounds.values():
             opened.erase(self._records, self._keys)

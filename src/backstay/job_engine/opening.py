@@ -22,6 +22,7 @@ from backstay.consensus.records.keys import JobKeys
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_engine.ledger import NOBODY
 from backstay.job_engine.open_round import OpenRound, open_round
+from backstay.job_engine.period_takes import tables_of
 from backstay.job_engine.progress import KeptJob
 from backstay.job_engine.records import Records
 from backstay.job_engine.round_scores import RoundScores, begun_scores
@@ -81,6 +82,7 @@ class OpenedJob(NamedTuple):
         rounds: The rounds of which the journal has records.
         damaged: Damaged records of the data, as far as known.
         progressive: What is recorded of progressive metrics, as ``Progressive`` takes it.
+        takes: What periods have taken of training data without an end, by the number of the period.
     """
 
     spec: JobSpec
@@ -92,6 +94,7 @@ class OpenedJob(NamedTuple):
     rounds: Mapping[RoundId, OpenRound]
     damaged: DamagedRecords
     progressive: Mapping[str, str] = MappingProxyType({})
+    takes: Mapping[int, TaskTable] = MappingProxyType({})
 
 
 def new_job(spec: JobSpec, tables: Mapping[str, TaskTable], identity: JobSpecRecord) -> OpenedJob:
@@ -207,6 +210,22 @@ class RecordedJob:
         }
         return {RoundId.parse(name) for name in names}
 
+    def takes(self) -> dict[int, TaskTable]:
+        """Return what periods have taken of training data without an end.
+
+        Raises:
+            InvalidRequest: A record cannot be read, or one is missing.
+        """
+        return tables_of(self.below(self._keys.all_takes))
+
+    def without_rounds(self) -> tuple[RecordedJob, list[str]]:
+        """Return the job without what is recorded of its rounds, and the keys of that."""
+        keys = self._keys
+        prefixes = (keys.all_takes, keys.all_done, keys.all_leased, keys.all_dead_letters)
+        gone = [key for key in self._texts if key.startswith((*prefixes, keys.all_damaged))]
+        kept = {key: text for key, text in self._texts.items() if key not in set(gone)}
+        return RecordedJob(kept, keys), gone
+
 
 def new_state(incarnation: StateIncarnation) -> JobStateRecord:
     """Return where a new job stands: it begins with these rows, whatever was restored before."""
@@ -242,8 +261,14 @@ def opened_job(
     Raises:
         InvalidRequest: A record cannot be read, or is not of this data.
     """
+    if state.stream is not None and state.stream.is_replaced:
+        # A job master died while it took the job back to a checkpoint. This one does that again.
+        recorded, gone = recorded.without_rounds()
+        for key in gone:
+            records.stage_removal(key)
     schedule, workers = Schedule.of(spec, state.schedule), _workers(spec, state)
-    rounds = _rounds(recorded, keys, records, spec, tables, schedule, state, now_s)
+    takes = recorded.takes()
+    rounds = _rounds(recorded, keys, records, spec, tables, takes, schedule, state, now_s)
     has_ended = state.state == "done" and schedule.outcome is not None
     if owner and owner == state.owner:
         # A job that is unsaved goes on: its last checkpoint is tried again.
@@ -257,7 +282,9 @@ def opened_job(
     damaged = DamagedRecords()
     damaged.learn(recorded.below(keys.all_damaged))
     progressive = recorded.below(keys.all_progressive)
-    return OpenedJob(spec, identity, state, tables, schedule, workers, rounds, damaged, progressive)
+    return OpenedJob(
+        spec, identity, state, tables, schedule, workers, rounds, damaged, progressive, takes
+    )
 
 
 def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
@@ -286,12 +313,14 @@ def _rounds(
     records: Records,
     spec: JobSpec,
     tables: Mapping[str, TaskTable],
+    takes: Mapping[int, TaskTable],
     schedule: Schedule,
     state: JobStateRecord,
     now_s: float,
 ) -> dict[RoundId, OpenRound]:
     """Return the rounds that there are records of, with the leases of their workers."""
     rounds: dict[RoundId, OpenRound] = {}
+    sealed = state.stream.sealed if state.stream is not None else 0
     for round_id in sorted(recorded.rounds() | set(schedule.dead_letters), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
@@ -304,12 +333,15 @@ def _rounds(
                     records.stage_removal(f"{prefix}{round_id}/{key}")
             if not workers:
                 continue
-        size = len(round_table(tables, round_id))
-        done, dead_letters = _ended_tasks(recorded, keys, records, schedule, round_id, size)
+        is_period = spec.is_stream and round_id.kind is RoundKind.TRAINING
+        table = round_table(tables, round_id)
+        if is_period:
+            table = takes.get(round_id.number, table)
+        done, dead_letters = _ended_tasks(recorded, keys, records, schedule, round_id, len(table))
         begun = _begun_scores(recorded, keys, spec, round_id)
         opened = open_round(
             round_id,
-            tables,
+            table,
             spec,
             first_attempt=first_attempt(state.starts + 1),
             # A worker counts on the time that it was told by an earlier job master.
@@ -318,6 +350,7 @@ def _rounds(
             done=done,
             dead_letters=dead_letters,
             begun_scores=begun,
+            is_sealed=not is_period or round_id.number <= sealed,
         )
         for key, text in workers.items():
             record = WorkerRecord.from_json(text)

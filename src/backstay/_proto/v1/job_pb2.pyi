@@ -1471,6 +1471,7 @@ class JobStatus(_message.Message):
     SCALINGS_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     PROGRESSIVE_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
@@ -1482,7 +1483,7 @@ class JobStatus(_message.Message):
     """The round under way."""
     round: _builtins.int
     passes: _builtins.int
-    """Passes of the job."""
+    """Passes of the job; 0: its training data have no end, or there are none."""
     records_done: _builtins.int
     """Of the round, and of all its tasks."""
     records_total: _builtins.int
@@ -1546,6 +1547,10 @@ class JobStatus(_message.Message):
     def progressive(self) -> Global___ProgressiveStatus:
         """Not set: the job has none."""
 
+    @_builtins.property
+    def stream(self) -> Global___StreamStatus:
+        """Set exactly if the training data have no end; a round of training is a period then."""
+
     def __init__(
         self,
         *,
@@ -1586,10 +1591,11 @@ class JobStatus(_message.Message):
         scalings: _abc.Iterable[_builtins.str] | None = ...,
         staleness: _builtins.float | None = ...,
         progressive: Global___ProgressiveStatus | None = ...,
+        stream: Global___StreamStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "progressive", b"progressive", "staleness", b"staleness", "tasks", b"tasks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "progressive", b"progressive", "staleness", b"staleness", "stream", b"stream", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "progressive", b"progressive", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "staleness", b"staleness", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "progressive", b"progressive", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "staleness", b"staleness", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "stream", b"stream", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1601,6 +1607,38 @@ class JobStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class StreamStatus(_message.Message):
+    """How far a job is in training data without an end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAG_RECORDS_FIELD_NUMBER: _builtins.int
+    AHEAD_RECORDS_FIELD_NUMBER: _builtins.int
+    DROPPED_RECORDS_FIELD_NUMBER: _builtins.int
+    lag_records: _builtins.int
+    """Records that are there and not done, as they were seen last; not set: not known."""
+    ahead_records: _builtins.int
+    """Those of them that are taken."""
+    dropped_records: _builtins.int
+    """Records that the source had dropped before they were taken."""
+    def __init__(
+        self,
+        *,
+        lag_records: _builtins.int | None = ...,
+        ahead_records: _builtins.int = ...,
+        dropped_records: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "lag_records", b"lag_records"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "ahead_records", b"ahead_records", "dropped_records", b"dropped_records", "lag_records", b"lag_records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lag_records: _TypeAlias = _typing.Literal["lag_records"]  # noqa: Y015
+    _WhichOneofArgType__lag_records: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_records) -> _WhichOneofReturnType__lag_records | None: ...
+
+Global___StreamStatus: _TypeAlias = StreamStatus  # noqa: Y015
 
 @_typing.final
 class ScaleRequest(_message.Message):

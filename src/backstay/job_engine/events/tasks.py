@@ -22,7 +22,7 @@ from backstay.job_engine.round_scores import Scored
 from backstay.job_engine.values import Failure, LeasedTask, first_attempt
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.evaluation import TaskOutputs
-from backstay.schedule.rounds import RoundId, RoundKind, data_of
+from backstay.schedule.rounds import RoundId, RoundKind
 
 __all__ = ["TaskEvents"]
 
@@ -108,6 +108,8 @@ class TaskEvents(JobCore):
             return None
         found = map(self.rounds.get, self.schedule.open_rounds)
         rounds = [opened for opened in found if opened is not None]
+        if self.source_trouble:
+            rounds = [opened for opened in rounds if not self._is_period(opened.id)]
         # The second time round it is known that no round has a task to do for this worker.
         for is_idle, opened in product((False, True), rounds):
             if self.spec.mode.kind == "sync" and _is_led(opened):
@@ -323,7 +325,7 @@ class TaskEvents(JobCore):
             damaged: How many damaged records its worker met.
             scored: What was predicted of these batches.
         """
-        if damaged > self.damaged.of_task(data_of(round_id.kind), lease.task):
+        if damaged > self.damaged.of_task(self._damaged_name(round_id), lease.task):
             # An earlier attempt may have read more of the task.
             self._note_damaged(round_id, lease.task, damaged)
         opened = self.rounds.get(round_id)
@@ -396,25 +398,34 @@ class TaskEvents(JobCore):
 
     def damaged_left(self, round_id: RoundId, task: int) -> int:
         """Return how many damaged records a task may have, given those of the other tasks."""
-        data = data_of(round_id.kind)
+        data = self._damaged_name(round_id)
         others = self.damaged.of_data(data) - self.damaged.of_task(data, task)
         return max(0, self.spec.max_bad_records - others)
 
     def _note_damaged(self, round_id: RoundId, task: int, records: int, first: str = "") -> None:
         """Take note of how many records of a task are damaged; too many in the data end the job."""
-        data = data_of(round_id.kind)
+        data, is_period = self._damaged_name(round_id), self._is_period(round_id)
+        if is_period and round_id not in self.rounds:
+            # A call that was repeated: they are counted.
+            return
+        before = self.damaged.of_task(data, task)
         if round_id.kind is RoundKind.TRAIN_END or not self.damaged.note(data, task, records):
             return
         number, limit = DamagedRecords.part_of(task), self.spec.max_bad_records
         key = self.keys.damaged(data, number)
         # A task that is recorded as done is not read again in this pass.
         self.records.stage_first(key, lambda: self.damaged.part(data, number) or None)
-        self.figures["bad_records"] = self.damaged.total
+        if is_period and self._is_over_period(data):
+            # A task that was dead-lettered in a period before.
+            self.figures["past_bad_records"] += records - before
+        self._count_bad_records()
         self.stage_state()
         if self.damaged.of_data(data) > limit:
-            found = f"{self.damaged.of_data(data)} damaged records in the {data} data"
+            where = f"period {round_id.number}" if is_period else f"the {data} data"
+            found = f"{self.damaged.of_data(data)} damaged records in {where}"
             found += f" ({first})" if first else ""
-            self.end("failed", f"{found}; max_bad_records allows {limit} in one pass over them")
+            per = "a period" if is_period else "one pass over them"
+            self.end("failed", f"{found}; max_bad_records allows {limit} in {per}")
 
     def closed(self, streams: Iterable[tuple[int, int]]) -> None:
         """Take note of streams (pass, task) that are closed on all servers."""
