@@ -16,11 +16,11 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from backstay.data.base import BadRecords, Metadata, Shard, check_range
 from backstay.data.batch import Record
@@ -46,6 +46,15 @@ TIMEOUT_S = 60
 # Where a stream ends is asked again and again, so a call need not wait for long.
 STREAM_TIMEOUT_S = 5.0
 FETCH_WAIT_MS = 10
+# What a partition answers while another broker becomes its leader.
+LEADER_CHANGES = (
+    "FENCED_LEADER_EPOCH",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "OFFSET_NOT_AVAILABLE",
+    "UNKNOWN_LEADER_EPOCH",
+)
+ASK_AGAIN_S = 0.1
 # Messages that are taken from the client at once, and consumers that wait for the next range.
 MESSAGES_MAX = 1000
 IDLE_MAX = 4
@@ -53,6 +62,8 @@ IDLE_MAX = 4
 LOOKED_AT_MAX = 1000
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class _Part(NamedTuple):
@@ -206,11 +217,38 @@ class KafkaReader:
 
         Messages of a transaction that is under way, and what follows them, do not count yet.
         """
-        with self._errors(f"{topic}/{partition}", consumer):
-            low, high = consumer.get_watermark_offsets(
-                self._kafka.TopicPartition(topic, partition), timeout=self._timeout_s
-            )
+        wanted = self._kafka.TopicPartition(topic, partition)
+        low, high = self._answer(
+            f"{topic}/{partition}",
+            consumer,
+            lambda: consumer.get_watermark_offsets(wanted, timeout=self._timeout_s),
+        )
         return int(low), int(high)
+
+    def _at_time(self, consumer: Any, topic: str, partition: int, time_ms: int) -> int:
+        """Return the first offset whose message is not older; below 0: none is as new."""
+        wanted = self._kafka.TopicPartition(topic, partition, time_ms)
+
+        def ask() -> int:
+            (found,) = consumer.offsets_for_times([wanted], timeout=self._timeout_s)
+            if found.error is not None:
+                raise self._kafka.KafkaException(found.error)
+            return int(found.offset)
+
+        return self._answer(f"{topic}/{partition}", consumer, ask)
+
+    def _answer(self, what: str, consumer: Any, ask: Callable[[], _T]) -> _T:
+        """Return what a partition's leader answers; while the leader changes, it is asked again."""
+        deadline_s = time.monotonic() + self._timeout_s
+        codes = {getattr(self._kafka.KafkaError, name) for name in LEADER_CHANGES}
+        with self._errors(what, consumer):
+            while True:
+                try:
+                    return ask()
+                except self._kafka.KafkaException as error:
+                    if error.args[0].code() not in codes or time.monotonic() >= deadline_s:
+                        raise
+                time.sleep(ASK_AGAIN_S)
 
     def _topic(self, consumer: Any, topic: str) -> Any:
         """Return what the brokers tell of a topic."""
@@ -233,11 +271,8 @@ class KafkaReader:
             low, high = self._ends(consumer, *part)
             found[part] = bound.within(place, low, high)
             if bound.time_ms is not None:
-                wanted = self._kafka.TopicPartition(*part, bound.time_ms)
-                with self._errors(place, consumer):
-                    (at,) = consumer.offsets_for_times([wanted], timeout=self._timeout_s)
-                # Below 0: no message is as new.
-                found[part] = at.offset if at.offset >= 0 else high
+                at = self._at_time(consumer, *part, bound.time_ms)
+                found[part] = at if at >= 0 else high
         return found
 
     def _first_columns(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("confluent_kafka")
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from backstay._proto.v1 import job_pb2
 from backstay.data.opening import open_stream
@@ -28,7 +28,7 @@ from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_worker import restore
 from tests.integration.tiny_jobs import write_model
-from tests.kafka.broker import KafkaBroker
+from tests.kafka.broker import KafkaBroker, is_led
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -98,6 +98,17 @@ def test_a_topic_may_get_more_partitions(broker: KafkaBroker, topic: str) -> Non
     admin = AdminClient({"bootstrap.servers": broker.address})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(CALL_S)
     wait_until(lambda: found.ends().get(f"{topic}/2") == (0, 0))
+
+
+def test_a_partition_whose_leader_is_not_ready_yet_is_asked_again(broker: KafkaBroker) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    # About every second new topic is told of before its leader answers.
+    for name in (f"new-{number}" for number in range(10)):
+        admin.create_topics([NewTopic(name, 8, 1)])[name].result(CALL_S)
+        wait_until(lambda name=name: is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
+        found = stream(broker, name)
+        assert set(found.ends().values()) == {(0, 0)}
+        found.close()
 
 
 def test_what_cannot_be_asked_is_an_error_that_names_it(broker: KafkaBroker, topic: str) -> None:
