@@ -108,7 +108,7 @@ async def _table(
     recorded: RecordedJob, keys: JobKeys, journal: Journal, spec: JobSpec, data: str
 ) -> TaskTable:
     """Return the tasks of data, as they are recorded or as a scan finds them."""
-    if spec.is_stream and data == "training":
+    if spec.grows(data):
         # Each of its periods has a table of its own.
         return TaskTable((), (), spec.records_per_task)
     table = recorded.table(data)

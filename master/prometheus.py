@@ -57,7 +57,9 @@ class JobCollector(Collector):
         status = self._status()
         if status is None:
             return ()
-        families = itertools.chain(_job(status), _progressive(status.progressive, self._spec))
+        families = itertools.chain(
+            _job(status), _stream(status), _progressive(status.progressive, self._spec)
+        )
         return [family.of(self._spec.name) for family in families]
 
 
@@ -103,6 +105,21 @@ def _job(status: job_pb2.JobStatus) -> Iterator[_Family]:
     yield _Family("tasks", "Tasks of the round under way.", tasks, ("state",))
     yield _Family("bad_records", "Damaged records that were skipped.", status.bad_records)
     yield _Family("dead_letters", "Tasks that failed for good.", status.dead_letters)
+
+
+def _stream(status: job_pb2.JobStatus) -> Iterator[_Family]:
+    if not status.HasField("stream"):
+        return
+    told = status.stream
+    records = {(): float(told.lag_records)} if told.HasField("lag_records") else {}
+    yield _Family("lag_records", "Records that are there and not done.", records)
+    seconds = {(): told.lag_s} if told.HasField("lag_s") else {}
+    yield _Family("lag_seconds", "Age of the oldest of them.", seconds)
+    yield _Family(
+        "dropped_records",
+        "Records that the source dropped before they were taken.",
+        told.dropped_records,
+    )
 
 
 def _progressive(told: job_pb2.ProgressiveStatus, spec: JobSpec) -> Iterator[_Family]:

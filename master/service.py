@@ -243,9 +243,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = self._open()
         if self.on_stop is not None:
             self.on_stop(request.keep_state)
-        job.stop(request.reason or "stopped by a command")
+        reason, left = request.reason or "stopped by a command", 0
+        if request.when_done and job.spec.is_stream:
+            left = job.stop_taking(reason)
+        else:
+            job.stop(reason)
         await job.journal.durable(DURABLE_S)
-        return job_pb2.StopResponse()
+        return job_pb2.StopResponse(records_left=left)
 
     async def ListDeadLetters(  # noqa: N802
         self, request: job_pb2.ListDeadLettersRequest, context: aio.ServicerContext[Any, Any]

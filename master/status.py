@@ -77,6 +77,8 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         table_notes=job.state.table_notes,
         went_back=job.figures["went_back"],
         scalings=job.scalings,
+        passes_over=job.schedule.passes_over,
+        passes_saved=job.figures["saved_passes"],
     )
     _add_progressive(status, {} if job.progressive is None else job.progressive.shown())
     if job.spec.is_stream:
@@ -103,6 +105,8 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         inexact=record.inexact,
         went_back=record.figures.get("went_back", 0),
         table_notes=record.table_notes,
+        passes_over=schedule.recorded_passes(record.schedule),
+        passes_saved=record.figures.get("saved_passes", 0),
     )
     _add_progressive(status, record.progressive)
     status.evaluations.extend(map(_evaluation_message, record.evaluations))
@@ -123,7 +127,11 @@ def _add_stream(status: job_pb2.JobStatus, job: Job) -> None:
         status.stream.lag_records = lag.records
         status.stream.ahead_records = lag.ahead
         dropped += lag.dropped
+    if job.stream.lag_s is not None:
+        status.stream.lag_s = job.stream.lag_s
+    status.stream.waiting_folders = job.stream.waiting
     status.stream.dropped_records = dropped
+    status.stream.stopping = job.stream_record.stopping
 
 
 def complete_with_spec(status: job_pb2.JobStatus, spec: JobSpec) -> None:

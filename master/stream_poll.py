@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
 
+from backstay.data.source import Source, SourceLook
 from backstay.errors import BackstayError, DataError, StoreUnavailable
 from backstay.job_engine.events.streams import PlannedTake
 from backstay.master.job import Job
-from backstay.schedule.taking import PartEnds
 
-__all__ = ["Source", "StreamPoll", "part_ends"]
+__all__ = ["StreamPoll"]
 
 ASK_S = 1.0
 # Between two looks at what was told before: a new period has no tasks until something is taken.
@@ -26,24 +24,6 @@ LOOK_S = 0.1
 WRITE_LIMIT_S = 10.0
 
 log = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """Tells where data without an end begin and end now. Its calls block."""
-
-    def start(self) -> dict[str, int]:
-        """Return where a new job begins, for each partition."""
-
-    def ends(self) -> dict[str, tuple[int, int] | None]:
-        """Return the first offset and the one after the last of each partition; None: not known."""
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
-def part_ends(ends: Mapping[str, tuple[int, int] | None]) -> dict[str, PartEnds | None]:
-    """Return what a source told, as the engine takes it."""
-    return {part: None if one is None else PartEnds(*one) for part, one in ends.items()}
 
 
 class StreamPoll:
@@ -64,26 +44,26 @@ class StreamPoll:
         """Ask and take as long as the job goes on; never returns."""
         try:
             while True:
-                ends = await self._ask()
+                look = await self._ask()
                 # The time of the next question, whatever is taken meanwhile.
                 asked_s = self._job.now()
-                while ends is not None and not self._job.is_over:
-                    await self._take(ends)
+                while look is not None and not self._job.is_over:
+                    await self._take(look)
                     if not await self._until_lacking(asked_s + ASK_S):
                         break
                 await asyncio.sleep(max(0.0, asked_s + ASK_S - self._job.now()))
         finally:
             await asyncio.to_thread(self._source.close)
 
-    async def _ask(self) -> Mapping[str, PartEnds | None] | None:
-        """Return what each partition holds now; None: the source does not answer."""
+    async def _ask(self) -> SourceLook | None:
+        """Return what the source has now; None: it does not answer."""
         job = self._job
         if job.is_over:
             return None
         try:
             if job.wants_start:
                 job.begin_stream(await asyncio.to_thread(self._source.start))
-            ends = part_ends(await asyncio.to_thread(self._source.ends))
+            look = await asyncio.to_thread(self._source.look, dict(job.stream.positions))
         except DataError as error:
             self._say(f"the training data are not there: {error}")
             return None
@@ -91,7 +71,8 @@ class StreamPoll:
             job.end("failed", str(error))
             return None
         self._say("")
-        return ends
+        job.note_part_of_source(look.trouble, look.waiting)
+        return look
 
     def _say(self, trouble: str) -> None:
         if trouble and not self._said:
@@ -101,8 +82,8 @@ class StreamPoll:
         self._said = trouble
         self._job.note_source(trouble)
 
-    async def _take(self, ends: Mapping[str, PartEnds | None]) -> None:
-        planned = self._job.plan_take(ends, time.time())
+    async def _take(self, look: SourceLook) -> None:
+        planned = self._job.plan_take(look.ends, time.time(), look.folders)
         if planned is not None:
             await self._recorded(planned)
 

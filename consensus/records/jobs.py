@@ -114,6 +114,8 @@ class StreamRecord(JsonRecord, what="stream"):
         started: The same when the job began; a partition that is not there began at 0.
         sealed: The number of the last period that takes no more; 0: none.
         began_s: Unix time when the open period took its first records; 0: not known.
+        stopping: Why the job takes nothing more and ends when all is done that was taken; empty: it
+            goes on.
         is_replaced: Whether the job is going back to a checkpoint: what is recorded of its periods
             is of the time before or after, and counts for nothing until all of it is written.
     """
@@ -122,6 +124,7 @@ class StreamRecord(JsonRecord, what="stream"):
     started: Mapping[str, Count] = field(default_factory=dict)
     sealed: Count = 0
     began_s: Count = 0
+    stopping: str = ""
     is_replaced: bool = False
 
 

@@ -49,7 +49,10 @@ DATA_KINDS = (
     *("sql", "kafka", "custom"),
 )
 # Kinds of training data that may have no end.
-STREAM_KINDS = ("kafka",)
+STREAM_KINDS = ("kafka", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl")
+# Options that only such data have, by kind; files have those of closed folders.
+_TOPIC_OPTIONS = ("group",)
+_FOLDER_OPTIONS = ("marker", "done_list", "start", "look_s")
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
@@ -133,11 +136,17 @@ class PeriodSpec:
     """The periods of training data that never end: what stands in the place of passes."""
 
     records: int = setting(
-        0, "A period ends with so many records. 0: by time only.", minimum=0, maximum=2**62
+        0, "A period ends with so many records. 0: records do not end it.", minimum=0, maximum=2**62
+    )
+    folders: int = setting(
+        0,
+        "Folders: a period ends with so many of them. 0: folders do not end it.",
+        minimum=0,
+        maximum=1_000_000,
     )
     seconds: float = setting(
         0.0,
-        "A period ends so long after its first record was taken. 0: by records only.",
+        "A period ends so long after its first record was taken. 0: time does not end it.",
         minimum=0.0,
         maximum=366 * 86_400.0,
     )
@@ -157,8 +166,8 @@ class PeriodSpec:
     def __post_init__(self) -> None:
         """Check the values."""
         check(self)
-        if not (self.records or self.seconds):
-            raise ConfigError("records: give records or seconds, else no period ends")
+        if not (self.records or self.seconds or self.folders):
+            raise ConfigError("records: give records, seconds or folders, else no period ends")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -486,6 +495,9 @@ class HooksSpec:
 
     before: tuple[str, ...] = setting((), "Commands before the job; if one fails, the job fails.")
     after: tuple[str, ...] = setting((), "Commands after the job, however it ended.")
+    each_pass: tuple[str, ...] = setting(
+        (), "Commands at the end of each pass or period, while the job goes on."
+    )
     timeout_s: int = setting(3600, "Time limit of one command.", minimum=1, maximum=7 * 86_400)
 
     def __post_init__(self) -> None:
@@ -657,6 +669,7 @@ class JobSpec:
             split_address("prometheus", self.prometheus)
         if self.period is not None:
             self._check_period(self.period)
+        self._check_stream_options()
         if len(self.to_json().encode()) > SPEC_BYTES_MAX:
             raise ConfigError(
                 f"name: the job {self.name!r} takes more than {SPEC_BYTES_MAX} bytes as JSON; "
@@ -667,7 +680,12 @@ class JobSpec:
         """Refuse periods that do not go with the rest."""
         if self.training is None or self.training.kind not in STREAM_KINDS:
             raise ConfigError(
-                f"period: needs training data of kind {' or '.join(STREAM_KINDS)}, which never end"
+                f"period: needs training data of kind {' or '.join(STREAM_KINDS)}, which may never "
+                "end; name the kind, there may be no file yet"
+            )
+        if period.folders and self.training.kind == "kafka":
+            raise ConfigError(
+                "period.folders: is given, and training is of kind kafka; give records or seconds"
             )
         if self.epochs != 1:
             raise ConfigError(
@@ -685,10 +703,25 @@ class JobSpec:
                 f"(records_per_task, {self.records_per_task})"
             )
 
+    def _check_stream_options(self) -> None:
+        """Refuse options of data without an end where data have one."""
+        for name, data in self.data.items():
+            names = _TOPIC_OPTIONS if data.kind == "kafka" else _FOLDER_OPTIONS
+            given = [option for option in names if option in data.options]
+            if given and data.kind in STREAM_KINDS and not self.grows(name):
+                raise ConfigError(
+                    f"{name}.options.{given[0]}: is for training data without an end; give "
+                    "`period`, or leave it out"
+                )
+
     @property
     def is_stream(self) -> bool:
         """Whether its training data never ends."""
         return self.period is not None
+
+    def grows(self, name: str) -> bool:
+        """Return whether one of its data never ends."""
+        return self.is_stream and name == "training"
 
     @property
     def kind(self) -> str:

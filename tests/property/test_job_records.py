@@ -49,6 +49,7 @@ DEAD_LETTERS = st.builds(
 STREAM: Mapping[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("positions", "started"), FIGURES),
     **dict.fromkeys(("sealed", "began_s"), NUMBERS),
+    "stopping": TEXTS,
     "is_replaced": st.booleans(),
 }
 # A field of each record -> what it may hold.

@@ -83,6 +83,8 @@ class Checkpoint(NamedTuple):
 class StreamMachine(RuleBasedStateMachine):
     """A job, its source, its servers and its journal."""
 
+    DATA = DataSpec(kind="kafka", paths=("t",))
+
     @initialize(
         period=st.sampled_from([{"records": 4}, {"seconds": 3.0}, {"records": 9, "seconds": 8.0}]),
         per_task=st.integers(1, 3),
@@ -93,7 +95,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.spec = JobSpec(
             name=KEYS.job,
             model="model.py",
-            training=DataSpec(kind="kafka", paths=("t",)),
+            training=self.DATA,
             period=PeriodSpec(**period, ahead_records=AHEAD, linger_s=4.0),
             records_per_task=per_task,
             task_lease_ttl_ms=int(TTL_S * 1000),
@@ -185,14 +187,21 @@ class StreamMachine(RuleBasedStateMachine):
         one = self.ends[name]
         self.ends[name] = one._replace(lowest=min(one.lowest + count, one.end))
 
+    def first(self) -> dict[str, int]:
+        """Where a new job begins."""
+        at_end = self.start == "latest"
+        return {part: one.end if at_end else one.lowest for part, one in self.ends.items()}
+
+    def told(self) -> tuple[Any, ...]:
+        """What the source tells, and when."""
+        return self.ends, self.now_s
+
     @rule(writes=WRITES)
     def source_is_asked(self, writes: int) -> None:
         if self.job.wants_start:
-            at_end = self.start == "latest"
-            found = {part: one.end if at_end else one.lowest for part, one in self.ends.items()}
-            self.job.begin_stream(found)
-            self.begins = dict(found)
-        planned = self.job.plan_take(self.ends, self.now_s)
+            self.begins = self.first()
+            self.job.begin_stream(self.begins)
+        planned = self.job.plan_take(*self.told())
         self.journal.write(writes)
         if writes < 1000:
             self.open()
@@ -413,6 +422,82 @@ class StreamMachine(RuleBasedStateMachine):
             assert audited == set(counts)
 
 
+class FolderMachine(StreamMachine):
+    """The same, and the source is folders, which are closed one after the other."""
+
+    DATA = DataSpec(kind="csv", paths=("d/*",))
+
+    @initialize(
+        period=st.sampled_from([{"folders": 1}, {"folders": 2, "seconds": 8.0}, {"records": 5}]),
+        per_task=st.integers(1, 3),
+        start=st.sampled_from(["earliest", "latest"]),
+        audit=st.booleans(),
+    )
+    def begin(self, period: dict[str, Any], per_task: int, start: str, audit: bool) -> None:
+        super().begin(period, per_task, start, audit)
+        self.folders: dict[str, tuple[str, ...]] = {}
+        self.ends = {}
+        self.asked = 0
+        self.close((3, 2), "8")
+
+    def close(self, files: tuple[int, ...], name: str) -> None:
+        folder = f"d/{name}"
+        self.folders[folder] = tuple(f"{folder}/{number}" for number in range(len(files)))
+        for file, count in zip(self.folders[folder], files, strict=True):
+            self.ends[file] = PartEnds(0, count)
+
+    @rule(files=st.lists(st.integers(0, 7), max_size=3), is_late=st.booleans())
+    def folder_is_closed(self, files: list[int], is_late: bool) -> None:
+        number = len(self.folders)
+        # Some are closed later than those that sort after them.
+        self.close(tuple(files), f"{number - is_late:03}{'-' * is_late}{number * is_late}")
+
+    def producer_writes(self, part: int, count: int) -> None:
+        """No file grows."""
+
+    def topic_gets_a_partition(self, chance: int) -> None:
+        """Nor are there partitions."""
+
+    def topic_drops(self, part: int, count: int) -> None:
+        """Nor is anything dropped."""
+
+    def first(self) -> dict[str, int]:
+        over = self.folders if self.start == "latest" else {}
+        return {"/": 0, **{f"{folder}/": len(files) for folder, files in over.items()}}
+
+    def told(self) -> tuple[Any, ...]:
+        # The job takes what it was told more than once, until it is told anew.
+        self.asked += 1
+        if self.asked % 2:
+            self.last_told = self.told_now()
+        return self.last_told
+
+    def told_now(self) -> tuple[Any, ...]:
+        over = self.job.stream.positions
+        left = {name: self.folders[name] for name in sorted(self.folders) if f"{name}/" not in over}
+        ends = {file: self.ends[file] for files in left.values() for file in files}
+        return ends, self.now_s, left
+
+    def check_end(self) -> None:
+        whole = self.ends
+        before = {
+            file
+            for name, files in self.folders.items()
+            for file in files
+            if f"{name}/" in self.begins
+        }
+        self.ends = {file: one for file, one in whole.items() if file not in before}
+        super().check_end()
+        for _ in range(3):
+            # Folders without records are left, perhaps.
+            self.source_is_asked(10_000)
+        assert self.job.stream.positions == {
+            "/": 0,
+            **{f"{folder}/": len(files) for folder, files in self.folders.items()},
+        }
+        self.ends = whole
+
+
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Each failure of a worker is a line of the log."""
@@ -423,3 +508,6 @@ def _quiet() -> Iterator[None]:
 
 TestStream = StreamMachine.TestCase
 TestStream.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+TestFolders = FolderMachine.TestCase
+TestFolders.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -51,7 +51,23 @@ def test_a_small_job_has_defaults_and_plain_values_stand_for_the_main_field() ->
         ({"prediction": "x"}, "prediction: is a job of its own"),
         ({"epochs": 0}, "epochs: 0 is out of range; allowed is 1 to"),
         ({"period": {"records": 9}}, "period: needs training data of kind kafka"),
-        ({"period": {}}, "period.records: give records or seconds, else no period ends"),
+        ({"period": {}}, "period.records: give records, seconds or folders, else no period ends"),
+        (
+            {**STREAM, "period": {"folders": 1}},
+            "period.folders: is given, and training is of kind kafka",
+        ),
+        (
+            {"training": {**TOPIC, "options": {"group": "lag"}}},
+            "training.options.group: is for training data without an end; give `period`",
+        ),
+        (
+            {
+                "training": {"kind": "csv", "paths": ["d/*"]},
+                "validation": {"kind": "csv", "paths": ["d/*"], "options": {"marker": "done"}},
+                "period": {"folders": 1},
+            },
+            "validation.options.marker: is for training data without an end",
+        ),
         ({"period": {"seconds": -1.0}}, "period.seconds: -1.0 is out of range"),
         (
             {**STREAM, "epochs": 3},

@@ -42,7 +42,6 @@ from backstay.job_spec import JobSpec
 from backstay.schedule.evaluation import TaskOutputs
 from backstay.schedule.orders import record_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
-from backstay.schedule.taking import PartEnds
 from backstay.schedule.task_table import TaskTable, cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
 from backstay.trainer.model.frameworks import Program, adapter
@@ -52,7 +51,7 @@ from backstay.trainer.worker.scoring import AttemptScores, Scorer
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange, groups_by
 
 if TYPE_CHECKING:
-    from backstay.data.kafka import KafkaStream
+    from backstay.data.source import Source
 
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 
@@ -189,7 +188,8 @@ class LocalRun:
         self._examples = self._predictions = 0
         self._losses: list[float] = []
         self._begin_s = self._reported_s = 0.0
-        self._source: KafkaStream | None = None
+        self._source: Source | None = None
+        self._source_trouble = ""
         self._ask_s = 0.0
         self._job: JobEngine
         self._program: Program
@@ -284,9 +284,11 @@ class LocalRun:
             self._source = open_stream(training)
         if job.wants_start:
             job.begin_stream(self._source.start())
-        ends = self._source.ends().items()
-        told = {part: None if one is None else PartEnds(*one) for part, one in ends}
-        planned = job.plan_take(told, time.time())
+        look = self._source.look(job.stream.positions)
+        if look.trouble != self._source_trouble:
+            self._source_trouble = look.trouble
+            log.warning("%s", look.trouble or "the training data are as they should be again")
+        planned = job.plan_take(look.ends, time.time(), look.folders)
         if planned is not None:
             job.take(planned)
 
@@ -427,7 +429,9 @@ class LocalRun:
         """Return the reader of one of the job's data; opened once."""
         if name not in self._readers:
             data = self._spec.data[name]
-            self._readers[name] = open_reader(data, module=self._definition.module)
+            self._readers[name] = open_reader(
+                data, module=self._definition.module, grows=self._spec.grows(name)
+            )
         return self._readers[name]
 
     @contextmanager

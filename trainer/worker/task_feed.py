@@ -331,5 +331,7 @@ class TaskFeeds:
 
     def _reader(self, kind: str, data: DataSpec) -> Reader:
         if kind not in self._readers:
-            self._readers[kind] = open_reader(data, module=self._definition.module)
+            self._readers[kind] = open_reader(
+                data, module=self._definition.module, grows=self._spec.grows(kind)
+            )
         return self._readers[kind]

@@ -1,12 +1,15 @@
 """The figures of a job over time: a file with a JSON object a line, and TensorBoard event files.
 
 The log appends to ``metrics.jsonl`` in the job's log folder. A job that goes on appends there, too.
+A file that is full becomes ``metrics.jsonl.1``, and the one that had this name is gone: a job that
+never ends keeps its newest figures.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +20,8 @@ from backstay.errors import ConfigError
 __all__ = ["FILE_NAME", "SCORES", "MetricsLog", "figures_of", "score_figures"]
 
 FILE_NAME = "metrics.jsonl"
+OLD_FILE_NAME = "metrics.jsonl.1"
+FILE_BYTES_MAX = 64 * 1024 * 1024
 TENSORBOARD_FOLDER = "tensorboard"
 SCALARS = ("loss", "examples_per_s", "workers_alive")
 SCORES = ("auc", "logloss", "calibration")
@@ -45,6 +50,7 @@ def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
     if status.HasField("stream"):
         stream = status.stream
         figures["lag_records"] = stream.lag_records if stream.HasField("lag_records") else None
+        figures["lag_s"] = round(stream.lag_s, 3) if stream.HasField("lag_s") else None
         figures["dropped_records"] = stream.dropped_records
     return figures
 
@@ -96,9 +102,10 @@ class MetricsLog:
         Raises:
             ConfigError: The folder cannot be written to, or tensorboardX is not installed.
         """
+        self._folder = log_dir
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
-            self._file = (log_dir / FILE_NAME).open("a", encoding="utf-8")
+            self._open()
         except OSError as error:
             raise ConfigError(f"log_dir: cannot write to {log_dir}: {error.strerror}") from error
         try:
@@ -184,9 +191,25 @@ class MetricsLog:
         self._scalars(scalars, window.steps, now_ms)
 
     def _line(self, document: dict[str, Any]) -> None:
-        self._file.write(json.dumps(document) + "\n")
+        line = json.dumps(document) + "\n"
+        if self._bytes and self._bytes + len(line) > FILE_BYTES_MAX:
+            self._begin_anew()
+        self._file.write(line)
         # Others follow the file while the job runs.
         self._file.flush()
+        self._bytes += len(line)
+
+    def _open(self) -> None:
+        self._file = (self._folder / FILE_NAME).open("a", encoding="utf-8")
+        self._bytes = self._file.tell()
+
+    def _begin_anew(self) -> None:
+        """Put the full file aside; if that fails, it goes on to grow."""
+        with suppress(OSError):
+            (self._folder / FILE_NAME).replace(self._folder / OLD_FILE_NAME)
+            full = self._file
+            self._open()
+            full.close()
 
     def _scalars(self, values: Mapping[str, float | None], step: int, now_ms: int) -> None:
         if self._events is None:

@@ -23,6 +23,7 @@ from backstay.cli.metrics_log import SCORES, kind_name, score_figures
 __all__ = [
     "Servers",
     "Show",
+    "lag_text",
     "metrics_text",
     "predictions_text",
     "progressive_text",
@@ -218,7 +219,7 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
         ("pservers", str(servers)),
     ]
     if status.stream.HasField("lag_records"):
-        figures.append(("lag", f"{status.stream.lag_records:,} records"))
+        figures.append(("lag", lag_text(status.stream)))
     if status.HasField("staleness"):
         figures.append(("staleness", f"{status.staleness:.1f}"))
     if progressive := progressive_text(status):
@@ -231,6 +232,18 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
             ("dead letters", f"{status.dead_letters} tasks, {status.bad_records} damaged records")
         )
     return figures
+
+
+def lag_text(told: job_pb2.StreamStatus) -> str:
+    """Return how far a job is behind data without an end, as far as it is known."""
+    texts = []
+    if told.HasField("lag_records"):
+        texts.append(f"{told.lag_records:,} records")
+    if told.HasField("lag_s"):
+        texts.append(f"{told.lag_s:,.0f} s")
+    if told.waiting_folders:
+        texts.append(f"{told.waiting_folders:,} folders to count")
+    return ", ".join(texts)
 
 
 def _dropped_text(status: job_pb2.JobStatus) -> str:
@@ -247,7 +260,9 @@ def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
     inexact = _inexact_text(status) if status.inexact else ""
     alerts = [f"alert: {alert}" for alert in status.progressive.alerts]
     dropped = _dropped_text(status) if status.stream.dropped_records else ""
-    return "; ".join(filter(None, [trouble or status.trouble, dropped, inexact, *alerts]))
+    stops = f"stops when what it has taken is done: {status.stream.stopping}"
+    stops = stops if status.stream.stopping else ""
+    return "; ".join(filter(None, [trouble or status.trouble, stops, dropped, inexact, *alerts]))
 
 
 def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:

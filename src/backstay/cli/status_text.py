@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli.metrics_log import kind_name
-from backstay.cli.progress import predictions_text, round_text, summary_lines
+from backstay.cli.progress import lag_text, predictions_text, round_text, summary_lines
 from backstay.pserver.ctl.showing import grid, print_whole
 
 __all__ = ["print_dead_letter", "print_status"]
@@ -51,7 +51,7 @@ def _print_work(status: job_pb2.JobStatus) -> None:
     if status.stream.HasField("lag_records"):
         stream = status.stream
         click.echo(
-            f"lag {stream.lag_records:,} records, {stream.ahead_records:,} of them taken; "
+            f"lag {lag_text(stream)}, {stream.ahead_records:,} records of it taken; "
             f"{stream.dropped_records:,} dropped by the source"
         )
     click.echo(f"{status.examples_per_s:,.0f} examples/s")

@@ -2,8 +2,8 @@
 
 A shard is a partition from an offset on, ``clicks/3@1000``; its places are offsets. An offset
 without a message, such as one that compaction or a transaction took, is no record. Messages that
-the topic drops before they are read count as damaged. Offsets of consumer groups are neither read
-nor written: what is done is in the job's records.
+the topic drops before they are read count as damaged. No offset of a consumer group is read: what
+is done is in the job's records.
 
 What it costs: ``shards()`` asks for offsets only; reading a range fetches its messages, and some
 more that the client fetches ahead.
@@ -28,7 +28,7 @@ from backstay.data.message_values import ValueFormat
 from backstay.data.options import check_options, optional_import, text_tuple
 from backstay.errors import ConfigError, DataDamaged, DataUnavailable, InvalidRequest
 
-__all__ = ["KafkaReader", "KafkaStream"]
+__all__ = ["KafkaReader"]
 
 _OPTIONS: Mapping[str, type] = {
     "brokers": tuple,
@@ -41,10 +41,10 @@ _OPTIONS: Mapping[str, type] = {
     "settings": Mapping,
     "settings_file": str,
     "timeout_s": int,
+    # Of data without an end only; ``KafkaStream`` has it.
+    "group": str,
 }
 TIMEOUT_S = 60
-# Where a stream ends is asked again and again, so a call need not wait for long.
-STREAM_TIMEOUT_S = 5.0
 FETCH_WAIT_MS = 10
 # What a partition answers while another broker becomes its leader.
 LEADER_CHANGES = (
@@ -290,13 +290,7 @@ class KafkaReader:
         try:
             consumer = self._idle.get_nowait()
         except queue.Empty:
-            try:
-                consumer = self._kafka.Consumer(self._config)
-            except (self._kafka.KafkaException, TypeError, ValueError) as error:
-                why = error.args[0]
-                raise ConfigError(
-                    f"options.settings: {why.str() if hasattr(why, 'str') else why}"
-                ) from error
+            consumer = self._made(self._config)
         try:
             yield consumer
             consumer.unassign()
@@ -308,6 +302,16 @@ class KafkaReader:
             consumer.close()
             raise
 
+    def _made(self, config: Mapping[str, Any]) -> Any:
+        """Return a new consumer."""
+        try:
+            return self._kafka.Consumer(dict(config))
+        except (self._kafka.KafkaException, TypeError, ValueError) as error:
+            why = error.args[0]
+            raise ConfigError(
+                f"options.settings: {why.str() if hasattr(why, 'str') else why}"
+            ) from error
+
     @contextmanager
     def _errors(self, what: str, consumer: Any) -> Iterator[None]:
         """Have the client's errors be ours."""
@@ -318,62 +322,6 @@ class KafkaReader:
                 # Only now does it tell what it has logged.
                 consumer.poll(0)
             raise self._trouble.error(what, error.args[0].str()) from error
-
-
-class KafkaStream(KafkaReader):
-    """Topics that grow: where their partitions begin and end now. From one thread at a time.
-
-    A call takes no longer than some seconds for each partition, so that whoever asks again and
-    again can end.
-
-    Args:
-        topics: Their names.
-        options: As of ``KafkaReader``.
-
-    Raises:
-        ConfigError: As ``KafkaReader`` does.
-    """
-
-    def __init__(self, topics: Sequence[str], options: Mapping[str, Any]) -> None:
-        super().__init__(topics, options)
-        self._timeout_s = min(self._timeout_s, STREAM_TIMEOUT_S)
-
-    def start(self) -> dict[str, int]:
-        """Return the offset of each partition where ``options.start`` lies.
-
-        Raises:
-            DataUnavailable: No broker answers, or there is no such topic.
-            ConfigError: ``start`` names offsets, but not of all partitions.
-        """
-        found: dict[str, int] = {}
-        with self._consumer() as consumer:
-            for topic in self._topics:
-                partitions = self._partitions(consumer, topic)
-                offsets = self._offsets(consumer, partitions, self._start)
-                found |= {f"{name}/{part}": at for (name, part), at in offsets.items()}
-        return found
-
-    def ends(self) -> dict[str, tuple[int, int] | None]:
-        """Return of each partition the first offset and the one after the last.
-
-        None: it is there, and no broker leads it now.
-
-        Raises:
-            DataUnavailable: No broker answers, or there is no such topic.
-        """
-        found: dict[str, tuple[int, int] | None] = {}
-        with self._consumer() as consumer:
-            for topic in self._topics:
-                for number, part in sorted(self._topic(consumer, topic).partitions.items()):
-                    is_led = part.leader >= 0
-                    ends = self._ends(consumer, topic, number) if is_led else None
-                    found[f"{topic}/{number}"] = ends
-        return found
-
-    def close(self) -> None:
-        """Close the connections."""
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
 
 
 class _Trouble:
@@ -456,7 +404,7 @@ def _client_config(
     # Another value would lose records, or count them twice.
     ours = {
         "bootstrap.servers": ",".join(brokers),
-        # The client wants one. No offset is ever committed under it.
+        # The client wants one. This consumer commits no offset.
         "group.id": given.get("client.id", "backstay"),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

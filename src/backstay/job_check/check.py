@@ -86,9 +86,11 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
     warnings = []
     for name, data in spec.data.items():
         try:
-            if spec.is_stream and name == "training":
+            if spec.grows(name):
                 # There need be no record yet.
-                open_stream(data).start()
+                source = open_stream(data)
+                warnings.append(source.look(source.start()).trouble)
+                source.close()
                 continue
             reader = open_reader(data, module=definition.module)
             warnings.append(first_look(name, data, reader))

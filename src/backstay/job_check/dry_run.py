@@ -112,10 +112,10 @@ def dry_run(spec: JobSpec, *, local: bool = False) -> DryRun:
 
 def _tried(use: str, spec: JobSpec, definition: ModelDefinition, trial: Trial) -> DataPlan:
     """Count one of the job's data sets, and try the model on its first records."""
-    reader = open_reader(spec.data[use], module=definition.module)
+    reader = open_reader(spec.data[use], module=definition.module, grows=spec.grows(use))
     shards = list(reader.shards())
     first = next((shard for shard in shards if shard.records), None)
-    if first is None and spec.is_stream and use == "training":
+    if first is None and spec.grows(use):
         return DataPlan(use, len(shards), 0, 0, (), "nothing: there are no records yet")
     table = cut_data(use, shards, spec)
     columns = reader.metadata.column_names[:COLUMNS_SHOWN_MAX]

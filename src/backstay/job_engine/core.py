@@ -284,10 +284,32 @@ class JobCore:
         log.info("the job is %s%s", state, f": {reason}" if reason else "")
         saves = self._saves_when_stopped and self.has_unsaved_steps
         self.saves_still = state == "stopped" and saves
-        self.state = replace(self.state, state=state, reason=reason)
+        stream = self.state.stream
+        if stream is not None:
+            # The same command goes on with what there is then.
+            stream = replace(stream, stopping="")
+        self.state = replace(self.state, state=state, reason=reason, stream=stream)
         self.workers.finish()
         self.stage_state()
         self.notify()
+
+    def _end_if_all_is_done(self) -> None:
+        """End a job that takes nothing more, once nothing of what it took is left to do."""
+        reason = self.stream_record.stopping
+        if not reason or self.is_over or self.upkeep_due is not None:
+            return
+        for round_id in self.schedule.open_rounds:
+            opened = self.rounds.get(round_id)
+            if opened is None or not self._is_all_done(opened):
+                return
+        self.end("stopped", reason)
+
+    def _is_all_done(self, opened: OpenRound) -> bool:
+        counts = opened.ledger.counts
+        if counts.todo or counts.doing or not self._is_period(opened.id):
+            return False
+        # What is recorded becomes tasks in a moment.
+        return len(self.rounds.takes.table(opened.id.number)) <= len(opened.table)
 
     def end_unsaved(self, why: str) -> None:
         """End a job that is all done without its last checkpoint."""

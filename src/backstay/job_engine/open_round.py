@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from backstay.consensus.records.keys import JobKeys
 from backstay.job.metrics import METRICS
 from backstay.job_engine.ledger import NOBODY, TaskLedger
@@ -136,9 +139,17 @@ class OpenRound:
 
     def records_ahead(self) -> int:
         """Return how many records its tasks have that are neither done nor dead-lettered."""
+        return self.table.records - self.table.records_of(self._over())
+
+    def firsts_ahead(self) -> list[tuple[str, int]]:
+        """Return the shards of these tasks, each with the first record of the first one."""
+        return self.table.firsts(~self._over())
+
+    def _over(self) -> npt.NDArray[np.bool_]:
+        """Return which tasks are done or dead-lettered, shape (tasks,)."""
         over = self.ledger.done.to_array().astype(bool)
         over[list(self.ledger.dead_letters)] = True
-        return self.table.records - self.table.records_of(over)
+        return over
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of an evaluation; may take seconds, so call it in a thread."""

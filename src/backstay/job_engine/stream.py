@@ -7,10 +7,11 @@ records and the source. Imports ``schedule``; does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from backstay.job_spec import PeriodSpec
-from backstay.schedule.takes import Take, followed
+from backstay.schedule.folders import next_folder_takes
+from backstay.schedule.takes import Take, folders_taken, followed
 from backstay.schedule.taking import Lag, PartEnds, Room, Waiting, lag_of, next_takes
 from backstay.schedule.task_table import TaskTable
 
@@ -25,6 +26,8 @@ class Stream:
         dropped: Offsets that the source had dropped before they were taken, in the periods that are
             not over.
         lag: How far the job is behind; None: not known yet.
+        lag_s: How long the oldest record that is not done has been there; None: not known.
+        waiting: Closed folders whose records are not counted yet.
     """
 
     def __init__(self) -> None:
@@ -32,6 +35,9 @@ class Stream:
         self.positions: dict[str, int] = {}
         self.dropped = 0
         self.lag: Lag | None = None
+        self.lag_s: float | None = None
+        self.waiting = 0
+        self._ends: Mapping[str, PartEnds] = {}
         self._waiting: dict[str, Waiting] = {}
 
     def begin(self, positions: Mapping[str, int], takes: Iterable[tuple[str, int]]) -> None:
@@ -42,8 +48,8 @@ class Stream:
             takes: What the periods have taken since.
         """
         self.positions, self.dropped = followed(positions, takes)
-        self.lag = None
-        self._waiting = {}
+        self.lag = self.lag_s = None
+        self._ends, self._waiting = {}, {}
 
     def propose(
         self,
@@ -65,6 +71,19 @@ class Stream:
         )
         return takes
 
+    def propose_folders(
+        self,
+        folders: Mapping[str, Sequence[str]],
+        ends: Mapping[str, PartEnds],
+        period: PeriodSpec,
+        table: TaskTable,
+        ahead: int,
+    ) -> list[Take]:
+        """Return what the open period may take of closed folders; nothing has changed."""
+        left = period.folders - folders_taken(table) if period.folders else None
+        room = Room.of(period, table, ahead)
+        return next_folder_takes(folders, ends, self.positions, room, table, folders_left=left)
+
     def took(self, takes: Iterable[Take]) -> int:
         """Take note of takes; returns how many offsets before them the source had dropped."""
         shards = [(take.name, take.records) for take in takes]
@@ -78,4 +97,21 @@ class Stream:
 
     def measure(self, ends: Mapping[str, PartEnds], ahead: int) -> None:
         """Take note of how far the job is behind."""
+        self._ends = ends
         self.lag = lag_of(ends, self.positions, ahead)
+
+    def behind(self, done_to: Mapping[str, int]) -> dict[str, int]:
+        """Return the first record that is there and not done, of parts that have one.
+
+        Args:
+            done_to: Of each part the record below which all are done.
+
+        Returns:
+            Those with most such records first.
+        """
+        counts, firsts = {}, {}
+        for part, one in self._ends.items():
+            first = max(done_to.get(part, 0), one.lowest)
+            if first < one.end:
+                counts[part], firsts[part] = one.end - first, first
+        return {part: firsts[part] for part in sorted(counts, key=lambda part: -counts[part])}

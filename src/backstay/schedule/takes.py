@@ -3,7 +3,9 @@
 A take is some offsets of one partition that follow each other. It is a shard of the period's
 ``TaskTable``, and its name says where it begins: ``clicks/3@1000``. So the takes of a period say
 which offsets its tasks have, where the next take begins, and which offsets were left out because
-the source had dropped them. Imports ``backstay.schedule`` and ``backstay.errors``; does no I/O.
+the source had dropped them. Where the source is closed folders, their files are the partitions, and
+a take without records says that a folder is over (``schedule.folders``). Imports
+``backstay.schedule`` and ``backstay.errors``; does no I/O.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ from backstay.errors import InvalidRequest
 from backstay.schedule.task_table import TaskTable
 
 __all__ = [
+    "FOLDERS_KEPT",
     "PERIODS_KEPT",
     "TAKES_PER_RECORD",
     "Followed",
     "Take",
+    "folder_part",
+    "folders_taken",
     "followed",
+    "is_folder",
     "part_and_offset",
     "with_takes",
 ]
@@ -28,6 +34,9 @@ __all__ = [
 TAKES_PER_RECORD = 128
 # As many periods that are over stay recorded: a checkpoint that is being written may need them.
 PERIODS_KEPT = 8
+# As many folders that are over stay known by name, the ones that sort last. One that sorts before
+# all of them is an old one.
+FOLDERS_KEPT = 512
 
 
 class Take(NamedTuple):
@@ -53,12 +62,23 @@ class Followed(NamedTuple):
     """What follows from takes.
 
     Attributes:
-        positions: The next offset of each partition.
+        positions: The next offset of each partition; of a folder that is over, instead of its
+            files, how many there were.
         dropped: Offsets that the source had dropped before they were taken.
     """
 
     positions: dict[str, int]
     dropped: int
+
+
+def folder_part(folder: str) -> str:
+    """Return what stands for a folder among partitions."""
+    return f"{folder}/"
+
+
+def is_folder(part: str) -> bool:
+    """Return whether a partition stands for a folder."""
+    return part.endswith("/")
 
 
 def part_and_offset(shard: str) -> tuple[str, int]:
@@ -86,6 +106,12 @@ def followed(positions: Mapping[str, int], takes: Iterable[tuple[str, int]]) -> 
     found, dropped = dict(positions), 0
     for shard, records in takes:
         part, first = part_and_offset(shard)
+        if is_folder(part):
+            if part in found:
+                raise InvalidRequest(f"takes: folder {part} was taken before")
+            found = _without_files(found, part)
+            found[part] = first
+            continue
         gap = first - found.get(part, 0)
         if gap < 0:
             raise InvalidRequest(f"takes: offset {first} of {part} was taken before")
@@ -94,7 +120,27 @@ def followed(positions: Mapping[str, int], takes: Iterable[tuple[str, int]]) -> 
     return Followed(found, dropped)
 
 
+def _without_files(positions: Mapping[str, int], folder: str) -> dict[str, int]:
+    """Return positions without the files of a folder, and without the oldest of many folders."""
+    folders = sorted(part for part in positions if is_folder(part))
+    old = set(folders[: max(0, len(folders) + 1 - FOLDERS_KEPT)]) - {folder}
+    return {
+        part: at
+        for part, at in positions.items()
+        if part not in old and (is_folder(part) or not part.startswith(folder))
+    }
+
+
 def with_takes(table: TaskTable, takes: Iterable[Take]) -> TaskTable:
     """Return a table with takes at its end."""
     found = list(takes)
     return table.with_shards([take.name for take in found], [take.records for take in found])
+
+
+def folders_taken(table: TaskTable) -> int:
+    """Return how many whole folders a period has; empty ones before its first record are none."""
+    count, has_records = 0, False
+    for name, records in table.shards:
+        has_records = has_records or records > 0
+        count += has_records and is_folder(name.rpartition("@")[0])
+    return count

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from backstay.job_spec import PeriodSpec
 from backstay.listing import listed
-from backstay.schedule.takes import Take
+from backstay.schedule.takes import Take, folders_taken, is_folder
 from backstay.schedule.task_table import TaskTable
 
 __all__ = [
@@ -177,6 +177,8 @@ def is_sealed(period: PeriodSpec, table: TaskTable, began_s: int, unix_s: float)
         return False
     if period.records and table.records >= period.records:
         return True
+    if period.folders and folders_taken(table) >= period.folders:
+        return True
     if period.seconds and began_s and unix_s - began_s >= period.seconds:
         return True
     return len(table) >= PERIOD_TASKS_MAX
@@ -199,7 +201,7 @@ def trouble_of(ends: Mapping[str, PartEnds | None], positions: Mapping[str, int]
         ends: What each partition holds; None: nobody can tell now.
         positions: The next offset of each partition.
     """
-    gone = sorted(part for part in positions if part not in ends)
+    gone = sorted(part for part in positions if part not in ends and not is_folder(part))
     away = sorted(part for part, one in ends.items() if one is None)
     behind = [
         f"{part} ends at offset {one.end}, and all below {positions[part]} was taken"

@@ -180,6 +180,26 @@ class TaskTable:
         lacking = (self.records_per_task - records)[tasks[short]]
         return int(np.count_nonzero(tasks)) * self.records_per_task - int(lacking.sum())
 
+    def firsts(self, tasks: npt.NDArray[np.bool_]) -> list[tuple[str, int]]:
+        """Return where the first one of some tasks begins in each shard that has any of them.
+
+        Args:
+            tasks: Which, shape (tasks,).
+
+        Returns:
+            Names of shards, and the first record there.
+        """
+        numbers = np.flatnonzero(tasks)
+        if not len(numbers):
+            return []
+        firsts = np.array(self._first_tasks, np.int64)
+        # Shards without records begin where the next one does: the last of them has the task.
+        shards, at = np.unique(np.searchsorted(firsts, numbers, "right") - 1, return_index=True)
+        return [
+            (self._names[shard], int(numbers[one] - firsts[shard]) * self.records_per_task)
+            for shard, one in zip(shards.tolist(), at.tolist(), strict=True)
+        ]
+
     def _short_tasks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the tasks that have fewer records than others, and how many each has."""
         firsts, counts = (np.array(one, np.int64) for one in (self._first_tasks, self._records))

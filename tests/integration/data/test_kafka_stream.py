@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 pytest.importorskip("confluent_kafka")
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_INVALID, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from backstay._proto.v1 import job_pb2
+from backstay.data.kafka_stream import KafkaStream
 from backstay.data.opening import open_stream
-from backstay.errors import BackstayError, ConfigError, DataUnavailable
+from backstay.errors import ConfigError, DataUnavailable
 from backstay.job_spec import DataSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_worker import restore
+from tests.integration.stream_command import LIMIT_S, Command, caught_up, until
 from tests.integration.tiny_jobs import write_model
 from tests.kafka.broker import KafkaBroker, is_led
 from tests.waiting import wait_until
@@ -34,7 +34,6 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 _numbers = itertools.count()
-LIMIT_S = 120.0
 CALL_S = 30.0
 
 
@@ -51,9 +50,11 @@ def topic(broker: KafkaBroker) -> str:
     return name
 
 
-def stream(broker: KafkaBroker, topic: str, **options: Any) -> Any:
+def stream(broker: KafkaBroker, topic: str, **options: Any) -> KafkaStream:
     data = DataSpec(kind="kafka", paths=(topic,), options={"brokers": [broker.address], **options})
-    return open_stream(data)
+    found = open_stream(data)
+    assert isinstance(found, KafkaStream)
+    return found
 
 
 def clicks(count: int, first: int = 0) -> list[bytes | None]:
@@ -102,13 +103,81 @@ def test_a_topic_may_get_more_partitions(broker: KafkaBroker, topic: str) -> Non
 
 def test_a_partition_whose_leader_is_not_ready_yet_is_asked_again(broker: KafkaBroker) -> None:
     admin = AdminClient({"bootstrap.servers": broker.address})
+
+    def create(name: str) -> None:
+        admin.create_topics([NewTopic(name, 8, 1)])[name].result(CALL_S)
+        wait_until(lambda: is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
+
     # About every second new topic is told of before its leader answers.
     for name in (f"new-{number}" for number in range(10)):
-        admin.create_topics([NewTopic(name, 8, 1)])[name].result(CALL_S)
-        wait_until(lambda name=name: is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
+        create(name)
         found = stream(broker, name)
         assert set(found.ends().values()) == {(0, 0)}
         found.close()
+
+
+def test_how_long_the_oldest_message_has_been_there_is_told(
+    broker: KafkaBroker, topic: str
+) -> None:
+    found = stream(broker, topic)
+    assert found.oldest_s({}) is None
+    producer = Producer({"bootstrap.servers": broker.address})
+    first_s = int(time.time()) - 10_000
+    for time_s in (first_s, first_s + 1000, first_s + 2000):
+        producer.produce(topic, b"{}", partition=0, timestamp=time_s * 1000)
+        producer.produce(topic, b"x" * 900_000, partition=1, timestamp=(time_s + 500) * 1000)
+        assert producer.flush(CALL_S) == 0
+    assert found.oldest_s({f"{topic}/0": 0, f"{topic}/1": 0}) == first_s
+    assert found.oldest_s({f"{topic}/0": 1, f"{topic}/1": 0}) == first_s + 500
+    assert found.oldest_s({f"{topic}/0": 2}) == first_s + 2000
+    # Nothing is there.
+    assert found.oldest_s({f"{topic}/0": 3}) is None
+    found.close()
+    assert found.oldest_s({f"{topic}/0": 0}) is None
+
+
+def committed(broker: KafkaBroker, group: str, topic: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": group})
+    parts = [TopicPartition(topic, number) for number in range(2)]
+    found = {one.partition: one.offset for one in consumer.committed(parts, timeout=CALL_S)}
+    consumer.close()
+    return found
+
+
+def test_offsets_are_committed_to_the_consumer_group_that_the_job_names(
+    broker: KafkaBroker, topic: str
+) -> None:
+    without = stream(broker, topic)
+    without.commit({f"{topic}/0": 1})
+    found = stream(broker, topic, group=f"lag-{topic}")
+    for offset in (1, 7, 3):
+        # A restore takes it back.
+        found.commit({f"{topic}/0": offset, f"{topic}/1": 2})
+        assert committed(broker, f"lag-{topic}", topic) == {0: offset, 1: 2}
+    assert committed(broker, "backstay", topic) == {0: OFFSET_INVALID, 1: OFFSET_INVALID}
+    assert found.start() == {f"{topic}/0": 0, f"{topic}/1": 0}, "it is not read back"
+    found.close()
+
+
+def test_a_group_that_others_are_in_is_refused_and_told(broker: KafkaBroker, topic: str) -> None:
+    broker.produce(topic, clicks(1))
+    group = f"taken-{topic}"
+    member = Consumer(
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    member.subscribe([topic])
+    wait_until(lambda: member.poll(0.1))
+    found = stream(broker, topic, group=group)
+    with pytest.raises(DataUnavailable, match=f"consumer group {group}: "):
+        found.commit({f"{topic}/0": 1})
+    found.close()
+    member.close()
+    with pytest.raises(ConfigError, match=r"options\.group: is empty"):
+        stream(broker, topic, group="")
 
 
 def test_what_cannot_be_asked_is_an_error_that_names_it(broker: KafkaBroker, topic: str) -> None:
@@ -116,7 +185,7 @@ def test_what_cannot_be_asked_is_an_error_that_names_it(broker: KafkaBroker, top
         stream(broker, "nowhere").ends()
     away = DataSpec(kind="kafka", paths=("t",), options={"brokers": ["127.0.0.1:1"]})
     with pytest.raises(DataUnavailable, match=r"127.0.0.1:1"):
-        open_stream(away).ends()
+        open_stream(away).look({})
     with pytest.raises(ConfigError, match="name all partitions"):
         stream(broker, topic, start={f"{topic}/0": 1}).start()
 
@@ -151,74 +220,13 @@ class Filling:
             self._producer.poll(0)
 
 
-class Command:
-    """``backstay train`` as a process."""
-
-    def __init__(self, folder: Path, endpoints: list[str]) -> None:
-        self._folder = folder
-        self._log = folder / "said"
-        self._endpoints = ",".join(endpoints)
-
-    def _run(self, *words: str) -> dict[str, Any]:
-        given = {n: text for n, text in os.environ.items() if not n.startswith("BACKSTAY_")}
-        given["BACKSTAY_ENDPOINT"] = self._endpoints
-        return {
-            "args": [sys.executable, "-m", "backstay.cli", *words],
-            "cwd": self._folder,
-            "env": given,
-        }
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                **self._run("train", "job.yaml", "--json"), stdout=subprocess.PIPE, stderr=log
-            )
-
-    def ended(self) -> tuple[int, dict[str, Any]]:
-        output, _ = self._process.communicate(timeout=LIMIT_S)
-        return self._process.returncode, json.loads(output)
-
-    def jobs(self, *words: str) -> str:
-        done = subprocess.run(
-            **self._run("jobs", *words),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        said: str = done.stdout + done.stderr
-        return said
-
-    def child(self, word: str) -> psutil.Process:
-        """Return a process of the job whose command line has a word."""
-
-        def found() -> psutil.Process | None:
-            for one in psutil.Process(self._process.pid).children(recursive=True):
-                try:
-                    words = one.cmdline()
-                except psutil.Error:
-                    continue
-                if any(word in each for each in words):
-                    return one
-            return None
-
-        return wait_until(found, self.said, limit_s=LIMIT_S)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def said(self) -> str:
-        return self._log.read_text()[-4000:]
-
-
 JOB = """\
 name: clicks
 model: {model}
 training:
   kind: kafka
   paths: [{topic}]
-  options: {{brokers: ["{broker}"], timeout_s: 5}}
+  options: {{brokers: ["{broker}"], timeout_s: 5, group: lag-of-{topic}}}
 period: {{records: 2000, ahead_records: 1000, linger_s: 1.0}}
 records_per_task: 50
 batch_size: 25
@@ -262,6 +270,9 @@ def test_a_job_on_a_topic_that_is_filled_counts_each_message_once_whoever_dies(
             code, result = command.ended()
             assert (code, result["state"]) == (130, "stopped"), command.said()
             assert_counted(command, broker, topic)
+            told = stream(broker, topic).ends().items()
+            ends = {int(part[-1]): one[1] for part, one in told if one is not None}
+            assert committed(broker, f"lag-of-{topic}", topic) == ends
 
             # The same command goes on.
             broker.produce(topic, clicks(777), 1)
@@ -274,8 +285,9 @@ def test_a_job_on_a_topic_that_is_filled_counts_each_message_once_whoever_dies(
             command.kill()
             client.close()
     lines = (tmp_path / "backstay-jobs" / "clicks" / "metrics.jsonl").read_text().splitlines()
-    lags = [figures["lag_records"] for figures in map(json.loads, lines) if "state" in figures]
-    assert any(lag is not None for lag in lags)
+    for name in ("lag_records", "lag_s"):
+        lags = [figures[name] for figures in map(json.loads, lines) if "state" in figures]
+        assert any(lag is not None for lag in lags), name
 
 
 def test_a_restore_takes_the_job_back_to_the_offsets_of_the_checkpoint(
@@ -316,36 +328,6 @@ def test_a_restore_takes_the_job_back_to_the_offsets_of_the_checkpoint(
         finally:
             command.kill()
             client.close()
-
-
-def until(client: JobClient, command: Command, holds: Any) -> job_pb2.JobStatus:
-    """Wait until the status of the job is as it should be."""
-    last: list[object] = []
-
-    def reached() -> job_pb2.JobStatus | None:
-        try:
-            status = client.status()
-        except BackstayError as error:
-            last[:] = [error]
-            return None
-        last[:] = [status]
-        return status if holds(status) else None
-
-    return wait_until(reached, lambda: f"{last}\n{command.said()}", limit_s=LIMIT_S, pause_s=0.1)
-
-
-def caught_up(client: JobClient, command: Command) -> None:
-    """Wait until all that is there is done."""
-    until(
-        client,
-        command,
-        lambda one: (
-            one.state == "running"
-            and one.stream.HasField("lag_records")
-            and not one.stream.lag_records
-            and one.examples > 0
-        ),
-    )
 
 
 def assert_counted(command: Command, broker: KafkaBroker, topic: str) -> None:

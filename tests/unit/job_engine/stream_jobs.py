@@ -20,6 +20,7 @@ from tests.dict_journal import DictJournal
 __all__ = ["KEYS", "StreamJob", "stream_spec"]
 
 KEYS = JobKeys("job")
+HELD_OUT = TaskTable(("held.csv",), (4,), 4)
 
 
 def stream_spec(*, period: dict[str, Any] | None = None, **fields: Any) -> JobSpec:
@@ -30,10 +31,11 @@ def stream_spec(*, period: dict[str, Any] | None = None, **fields: Any) -> JobSp
         "checkpoint": CheckpointSpec(every="none"),
         **fields,
     }
+    is_folders = "folders" in (period or {})
     return JobSpec(
         name=KEYS.job,
         model="model.py",
-        training=DataSpec(kind="kafka", paths=("t",)),
+        training=DataSpec(kind="csv" if is_folders else "kafka", paths=("t",)),
         period=PeriodSpec(**({"records": 12, "linger_s": 5.0} if period is None else period)),
         **values,
     )
@@ -50,6 +52,8 @@ class StreamJob:
             KEYS.state: new_state(StateIncarnation(0, 0)).to_json(),
         }
         self.ends: dict[str, PartEnds | None] = {"t/0": PartEnds(0, 0)}
+        # Closed folders with their files, if the source has folders.
+        self.folders: dict[str, tuple[str, ...]] | None = None
         self.restores = 0
         self.open()
 
@@ -66,7 +70,10 @@ class StreamJob:
             recorded,
             identity=recorded.identity(self.spec, uid="ab12", now_ms=1),
             state=state,
-            tables={"training": TaskTable((), (), self.spec.records_per_task)},
+            tables={
+                "training": TaskTable((), (), self.spec.records_per_task),
+                **({"validation": HELD_OUT} if self.spec.validation else {}),
+            },
             now_s=self.now_s,
         )
         self.job = JobEngine(opened, KEYS, self.journal, lambda: self.now_s)
@@ -85,13 +92,31 @@ class StreamJob:
         self.job.advance()
         if self.job.wants_start:
             known = {part: one.lowest for part, one in self.ends.items() if one is not None}
-            self.job.begin_stream(known)
-        planned = self.job.plan_take(self.ends, self.now_s)
+            self.job.begin_stream(known if self.folders is None else {"/": 0})
+        left = self._left()
+        ends = self.ends
+        if left is not None:
+            ends = {file: self.ends[file] for files in left.values() for file in files}
+        planned = self.job.plan_take(ends, self.now_s, left)
         self.journal.write()
         if planned is not None:
             self.job.take(planned)
         self.job.advance()
         self.journal.write()
+
+    def close_folder(self, name: str, **files: int) -> None:
+        """Have one more folder, with files of so many records."""
+        if self.folders is None:
+            self.folders, self.ends = {}, {}
+        names = tuple(f"{name}/{file}" for file in files)
+        self.folders[name] = names
+        self.ends |= dict(zip(names, (PartEnds(0, count) for count in files.values()), strict=True))
+
+    def _left(self) -> dict[str, tuple[str, ...]] | None:
+        if self.folders is None:
+            return None
+        over = self.job.stream.positions
+        return {name: files for name, files in self.folders.items() if f"{name}/" not in over}
 
     def give(self) -> Assignment | None:
         given = self.job.assign("w1")

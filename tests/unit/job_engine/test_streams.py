@@ -9,6 +9,7 @@ import pytest
 from backstay.consensus.records.jobs import JobStateRecord
 from backstay.errors import InvalidRequest
 from backstay.job_engine.values import Failure
+from backstay.job_spec import DataSpec
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, with_taken
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.takes import PERIODS_KEPT
@@ -247,6 +248,244 @@ def test_a_stopped_job_goes_on_with_what_it_had_taken() -> None:
     one.open()
     one.look()
     assert one.do() == [("t/0@0", 4, 4)]
+
+
+def end_of(one: StreamJob) -> tuple[str, str] | None:
+    return one.job.ended
+
+
+def test_a_job_that_is_to_stop_when_all_is_done_takes_nothing_more() -> None:
+    one = StreamJob()
+    one.look()
+    one.come(9)
+    assert one.do(1) == [("t/0@0", 0, 4)]
+    given = one.give()
+    assert given is not None
+    assert one.job.stop_taking("night") == 4
+    one.come(30)
+    assert one.give() is None
+    assert end_of(one) is None
+    one.done(given)
+    assert end_of(one) == ("stopped", "night")
+    # The same command goes on, in the same period.
+    one.open()
+    one.look(5.0)
+    assert recorded(one).stream is not None
+    assert one.do() == [("t/0@8", 0, 4)]
+    assert end_of(one) is None
+
+
+def test_a_job_that_is_to_stop_does_so_under_another_job_master_too() -> None:
+    one = StreamJob()
+    one.look()
+    one.come(8)
+    one.job.stop_taking("night")
+    one.journal.write()
+    one.open()
+    one.come(30)
+    assert one.do() == [("t/0@0", 0, 4), ("t/0@0", 4, 4)]
+    assert end_of(one) == ("stopped", "night")
+
+
+def test_a_job_that_is_to_stop_and_has_nothing_to_do_stops_at_once() -> None:
+    one = StreamJob()
+    one.look()
+    assert one.job.stop_taking("night") == 0
+    one.job.advance()
+    assert end_of(one) == ("stopped", "night")
+
+
+def test_what_was_recorded_and_not_given_out_is_done_before_a_job_stops() -> None:
+    one = StreamJob()
+    one.look()
+    one.ends["t/0"] = PartEnds(0, 8)
+    planned = one.job.plan_take(one.ends, 100.0)
+    assert planned is not None
+    one.job.stop_taking("night")
+    one.job.advance()
+    assert end_of(one) is None
+    one.job.take(planned)
+    assert len(one.do()) == 2
+    assert end_of(one) == ("stopped", "night")
+
+
+def test_an_evaluation_that_has_begun_comes_before_the_stop() -> None:
+    one = StreamJob(stream_spec(validation=DataSpec(paths=("held.csv",))))
+    one.look()
+    one.come(12)
+    one.do(3)
+    assert [str(round_id) for round_id in one.job.schedule.open_rounds] == ["evaluation-1"]
+    one.job.stop_taking("night")
+    one.job.advance()
+    assert end_of(one) is None
+    given = one.give()
+    assert given is not None
+    one.done(given)
+    (due,) = one.job.advance()
+    one.job.evaluated(due, {})
+    one.job.advance()
+    assert end_of(one) == ("stopped", "night")
+
+
+def test_a_restore_does_not_change_whether_a_job_is_to_stop() -> None:
+    one = StreamJob()
+    one.look()
+    one.come(8)
+    kept = one.kept()
+    one.job.stop_taking("night")
+    one.journal.write()
+    later = one.kept()
+    one.restore(kept)
+    one.look()
+    assert len(one.do()) == 2
+    assert end_of(one) == ("stopped", "night")
+    one.open()
+    one.restore(later)
+    one.look()
+    assert one.do(1) == [("t/0@0", 0, 4)]
+    assert end_of(one) is None
+
+
+def test_all_below_the_first_record_that_is_not_done_is_done() -> None:
+    one = StreamJob()
+    one.look()
+    one.ends |= {"t/1": PartEnds(3, 7)}
+    one.come(9)
+    assert one.job.done_to() == {"t/0": 0, "t/1": 3}
+    first, second = one.give(), one.give()
+    assert first is not None
+    assert second is not None
+    one.done(second)
+    assert one.job.done_to() == {"t/0": 0, "t/1": 3}, "one before it is not done"
+    one.done(first)
+    assert one.job.done_to() == {"t/0": 8, "t/1": 3}
+    assert one.job.behind() == {"t/1": 3, "t/0": 8}
+    one.do()
+    assert one.job.done_to() == {"t/0": 8, "t/1": 7}
+    assert one.job.behind() == {"t/0": 8}
+    one.open()
+    assert one.job.done_to() == {"t/0": 8, "t/1": 7}
+
+
+def test_a_dead_letter_holds_nothing_up() -> None:
+    one = StreamJob(stream_spec(max_task_retries=0))
+    one.look()
+    one.come(8)
+    given = one.give()
+    assert given is not None
+    one.job.fail("w1", given.round.id, given.lease, Failure("wrong", "w1"))
+    assert one.job.done_to() == {"t/0": 4}
+
+
+def test_after_a_restore_that_is_what_the_checkpoint_had_done() -> None:
+    one = StreamJob()
+    one.look()
+    one.come(30)
+    one.do(1)
+    before = one.kept()
+    one.do()
+    one.look()
+    one.do(2)
+    one.restore(with_taken(before, one.kept()))
+    # Of the second period the job knows what it took.
+    assert one.job.done_to() == {"t/0": 4}
+    one.look()
+    one.do(2)
+    assert one.job.done_to() == {"t/0": 12}
+
+
+# Folders.
+
+
+def test_a_period_may_be_a_folder() -> None:
+    one = StreamJob(stream_spec(period={"folders": 1}))
+    one.close_folder("d/1", a=5, b=4)
+    one.close_folder("d/2", a=1)
+    one.look()
+    assert one.do() == [("d/1/a@0", 0, 4), ("d/1/a@0", 4, 1), ("d/1/b@0", 0, 4)]
+    assert one.job.schedule.passes_over == 1
+    state = recorded(one).stream
+    assert state is not None
+    assert state.positions == {"/": 0, "d/1/": 2}
+    one.look()
+    assert one.do() == [("d/2/a@0", 0, 1)]
+    assert one.job.schedule.passes_over == 2
+    one.look()
+    assert one.do() == []
+
+
+def test_a_folder_is_taken_in_parts_and_goes_on_under_another_job_master() -> None:
+    one = StreamJob(stream_spec(period={"records": 6, "ahead_records": 4}))
+    one.close_folder("d/1", a=9, b=3)
+    one.look()
+    assert one.do() == [("d/1/a@0", 0, 4)]
+    one.open()
+    one.look()
+    # The period is full in the middle of the file.
+    assert one.do() == [("d/1/a@4", 0, 2)]
+    assert one.job.schedule.passes_over == 1
+    one.open()
+    done = []
+    for _ in range(3):
+        one.look()
+        done += one.do()
+    assert done == [("d/1/a@6", 0, 3), ("d/1/b@0", 0, 3)]
+    assert one.job.stream.positions == {"/": 0, "d/1/": 2}
+    assert one.job.figures["dropped_records"] == 0
+
+
+def test_folders_are_behind_until_their_last_record_is_done() -> None:
+    one = StreamJob(stream_spec(period={"folders": 9}))
+    one.close_folder("d/1", a=5)
+    one.look()
+    assert one.job.stream.positions == {"/": 0, "d/1/": 1}
+    one.look()
+    assert one.job.behind() == {"d/1/a": 0}
+    assert one.job.stream.lag is not None
+    assert one.job.stream.lag.records == 5
+    one.do(1)
+    assert one.job.behind() == {"d/1/a": 4}
+    one.do()
+    assert one.job.behind() == {}
+
+
+def test_a_folder_is_taken_once_though_the_source_is_not_asked_anew() -> None:
+    one = StreamJob(stream_spec(period={"folders": 1}))
+    one.close_folder("d/1", a=4)
+    one.close_folder("d/2", a=4)
+    assert one.folders is not None
+    told, folders = dict(one.ends), dict(one.folders)
+    done = []
+    one.look()
+    for _ in range(3):
+        done += one.do()
+        planned = one.job.plan_take(told, one.now_s, folders)
+        one.journal.write()
+        if planned is not None:
+            one.job.take(planned)
+    assert done == [("d/1/a@0", 0, 4), ("d/2/a@0", 0, 4)]
+    assert one.job.stream.lag is not None
+    assert one.job.stream.lag.records == 0
+    assert one.job.behind() == {}
+
+
+def test_a_restore_goes_back_in_the_middle_of_a_folder() -> None:
+    one = StreamJob(stream_spec(period={"folders": 1}))
+    one.close_folder("d/1", a=5, b=4)
+    one.look()
+    one.do(1)
+    before = one.kept()
+    one.do()
+    one.close_folder("d/2", a=4)
+    one.look()
+    one.do()
+    assert one.job.schedule.passes_over == 2
+    one.restore(before)
+    one.look()
+    assert one.do() == [("d/1/a@0", 4, 1), ("d/1/b@0", 0, 4)]
+    one.look()
+    assert one.do() == [("d/2/a@0", 0, 4)]
+    assert one.job.stream.positions == {"/": 0, "d/1/": 2, "d/2/": 1}
 
 
 def test_whether_a_job_has_periods_cannot_change_and_their_length_can() -> None:

@@ -38,6 +38,7 @@ def status() -> job_pb2.JobStatus:
     told.workers.add(alive=True)
     told.workers.add(alive=False)
     told.tasks.done = 4
+    told.stream.lag_records, told.stream.lag_s, told.stream.dropped_records = 30, 2.5, 1
     told.progressive.examples = 90
     told.progressive.skipped = 2
     told.progressive.decayed.auc = 0.75
@@ -75,6 +76,9 @@ def test_the_figures_of_a_job() -> None:
         ("backstay_job_workers", {"kind": "alive"}, 1),
         ("backstay_job_workers", {"kind": "desired"}, 3),
         ("backstay_job_tasks", {"state": "done"}, 4),
+        ("backstay_job_lag_records", {}, 30),
+        ("backstay_job_lag_seconds", {}, 2.5),
+        ("backstay_job_dropped_records", {}, 1),
         ("backstay_job_predicted_total", {}, 90),
         ("backstay_job_predictions_skipped_total", {}, 2),
         ("backstay_job_prediction_windows_total", {}, 3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.records.jobs import JobStateRecord, MasterRecord
 from backstay.consensus.records.keys import JobKeys
+from backstay.data.source import SourceLook
 from backstay.errors import ConfigError, DataUnavailable
 from backstay.job_engine.values import Failure
 from backstay.job_spec import JobSpec
@@ -19,6 +20,7 @@ from backstay.master import stream_poll
 from backstay.master.job import Job
 from backstay.master.status import job_status, recorded_dead_letters, recorded_status
 from backstay.master.stream_poll import StreamPoll
+from backstay.master.stream_report import StreamReport
 from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_engine.stream_jobs import stream_spec
 from tests.unit.job_records_of import DURABLE_S, KEYS, do_one, master_of
@@ -43,17 +45,30 @@ class Topic:
     def __init__(self) -> None:
         self.begin, self.end = 0, 0
         self.error: Exception | None = None
+        self.trouble = ""
         self.closed = False
+        # When the record at an offset came.
+        self.came_s: dict[int, float] = {}
+        self.committed: list[dict[str, int]] = []
+        self.refusal: Exception | None = None
 
     def start(self) -> dict[str, int]:
         if self.error is not None:
             raise self.error
         return {"t/0": self.end}
 
-    def ends(self) -> dict[str, tuple[int, int] | None]:
+    def look(self, positions: Mapping[str, int]) -> SourceLook:
         if self.error is not None:
             raise self.error
-        return {"t/0": (self.begin, self.end)}
+        return SourceLook({"t/0": (self.begin, self.end)}, trouble=self.trouble)
+
+    def oldest_s(self, offsets: Mapping[str, int]) -> float | None:
+        return min((self.came_s[at] for at in offsets.values() if at in self.came_s), default=None)
+
+    def commit(self, offsets: Mapping[str, int]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.committed.append(dict(offsets))
 
     def close(self) -> None:
         self.closed = True
@@ -133,6 +148,76 @@ def test_while_the_source_is_away_the_status_says_so_and_nothing_is_given_out() 
             topic.error = None
             await until(lambda: not status_of(job).trouble)
             assert job.assign("w1") is not None
+
+    run(scenario)
+
+
+def test_what_is_wrong_with_some_of_the_source_is_shown_and_the_job_goes_on() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        topic = Topic()
+        async with master_of(MemoryStore(backend), spec_of(), 1) as (_, job), polled(job, topic):
+            await until(lambda: job.stream.lag is not None)
+            topic.trouble, topic.end = "d/1: 1 files came after it was taken", 8
+            await until(lambda: status_of(job).trouble == topic.trouble)
+            await until(lambda: job.assign("w1") is not None)
+            topic.trouble = ""
+            await until(lambda: not status_of(job).trouble)
+
+    run(scenario)
+
+
+def test_the_lag_is_told_in_seconds_too_and_offsets_are_shown_to_others() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        topic = Topic()
+        async with master_of(MemoryStore(backend), spec_of(), 1) as (_, job), polled(job, topic):
+            report = StreamReport(job, topic, lambda: 1000.0)
+            await report.report()
+            assert not status_of(job).stream.HasField("lag_s")
+            await until(lambda: job.stream.lag is not None)
+            await report.report()
+            assert status_of(job).stream.lag_s == 0.0
+            assert topic.committed == [{"t/0": 0}]
+            topic.end, topic.came_s = 8, {0: 940.0, 4: 980.0}
+            await until(lambda: job.stream.positions == {"t/0": 8})
+            await report.report()
+            assert status_of(job).stream.lag_s == 60.0
+            await do_one(job)
+            await report.report()
+            assert status_of(job).stream.lag_s == 20.0
+            # The same is shown once.
+            await report.report()
+            assert topic.committed == [{"t/0": 0}, {"t/0": 4}]
+            await do_one(job)
+            await until(lambda: job.stream.lag == (0, 0, 0))
+            await report.last()
+            assert status_of(job).stream.lag_s == 0.0
+            assert topic.committed[-1] == {"t/0": 8}
+
+    run(scenario)
+
+
+def test_a_commit_that_fails_is_a_warning_and_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        topic = Topic()
+        async with master_of(MemoryStore(backend), spec_of(), 1) as (_, job), polled(job, topic):
+            report = StreamReport(job, topic)
+            topic.refusal = DataUnavailable("consumer group g: not authorized")
+            await until(lambda: job.stream.lag is not None)
+            topic.end = 8
+            await until(lambda: job.assign("w1") is not None)
+            for _ in range(2):
+                await report.report()
+            assert status_of(job).trouble == str(topic.refusal)
+            warned = [one for one in caplog.records if one.levelname == "WARNING"]
+            assert [one.getMessage() for one in warned] == [
+                "group: consumer group g: not authorized; the job goes on"
+            ]
+            topic.refusal = None
+            await report.report()
+            assert topic.committed == [{"t/0": 0}]
+            assert not status_of(job).trouble
 
     run(scenario)
 

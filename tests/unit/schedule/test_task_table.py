@@ -83,6 +83,13 @@ def test_records_of_some_tasks_are_counted() -> None:
     assert table().records_of(np.zeros(0, bool)) == 0
 
 
+def test_the_first_of_some_tasks_is_found_in_each_shard() -> None:
+    cut = table(25, 0, 10, 0, 1, 0)
+    assert cut.firsts(np.array([False, True, True, False, True])) == [("s0", 10), ("s4", 0)]
+    assert cut.firsts(np.zeros(5, bool)) == []
+    assert table().firsts(np.zeros(0, bool)) == []
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 64])
 def test_each_task_has_the_batches_of_its_records(batch_size: int) -> None:
     cut = table(25, 0, 10, 3, 0)

@@ -1472,6 +1472,8 @@ class JobStatus(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     PROGRESSIVE_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
+    PASSES_OVER_FIELD_NUMBER: _builtins.int
+    PASSES_SAVED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
@@ -1525,6 +1527,9 @@ class JobStatus(_message.Message):
     """How often a restore of the cluster took the job back to a checkpoint."""
     staleness: _builtins.float
     """How stale the gradients of its workers were, on the mean; not set: not known."""
+    passes_over: _builtins.int
+    """Passes that are over, or periods; and those of them that the newest checkpoint has."""
+    passes_saved: _builtins.int
     @_builtins.property
     def tasks(self) -> Global___TaskCounts: ...
     @_builtins.property
@@ -1592,10 +1597,12 @@ class JobStatus(_message.Message):
         staleness: _builtins.float | None = ...,
         progressive: Global___ProgressiveStatus | None = ...,
         stream: Global___StreamStatus | None = ...,
+        passes_over: _builtins.int = ...,
+        passes_saved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "progressive", b"progressive", "staleness", b"staleness", "stream", b"stream", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "progressive", b"progressive", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "staleness", b"staleness", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "stream", b"stream", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "passes_over", b"passes_over", "passes_saved", b"passes_saved", "progressive", b"progressive", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "staleness", b"staleness", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "stream", b"stream", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1617,26 +1624,43 @@ class StreamStatus(_message.Message):
     LAG_RECORDS_FIELD_NUMBER: _builtins.int
     AHEAD_RECORDS_FIELD_NUMBER: _builtins.int
     DROPPED_RECORDS_FIELD_NUMBER: _builtins.int
+    LAG_S_FIELD_NUMBER: _builtins.int
+    WAITING_FOLDERS_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
     lag_records: _builtins.int
     """Records that are there and not done, as they were seen last; not set: not known."""
     ahead_records: _builtins.int
     """Those of them that are taken."""
     dropped_records: _builtins.int
     """Records that the source had dropped before they were taken."""
+    lag_s: _builtins.float
+    """How long the oldest record that is not done has been there; not set: not known."""
+    waiting_folders: _builtins.int
+    """Closed folders whose records are not counted yet, and so are not in the lag."""
+    stopping: _builtins.str
+    """Why it takes nothing more and stops when what it has taken is done; empty: it goes on."""
     def __init__(
         self,
         *,
         lag_records: _builtins.int | None = ...,
         ahead_records: _builtins.int = ...,
         dropped_records: _builtins.int = ...,
+        lag_s: _builtins.float | None = ...,
+        waiting_folders: _builtins.int = ...,
+        stopping: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "lag_records", b"lag_records"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "_lag_s", b"_lag_s", "lag_records", b"lag_records", "lag_s", b"lag_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "ahead_records", b"ahead_records", "dropped_records", b"dropped_records", "lag_records", b"lag_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "_lag_s", b"_lag_s", "ahead_records", b"ahead_records", "dropped_records", b"dropped_records", "lag_records", b"lag_records", "lag_s", b"lag_s", "stopping", b"stopping", "waiting_folders", b"waiting_folders"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lag_records: _TypeAlias = _typing.Literal["lag_records"]  # noqa: Y015
     _WhichOneofArgType__lag_records: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records"]  # noqa: Y015
+    _WhichOneofReturnType__lag_s: _TypeAlias = _typing.Literal["lag_s"]  # noqa: Y015
+    _WhichOneofArgType__lag_s: _TypeAlias = _typing.Literal["_lag_s", b"_lag_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_records) -> _WhichOneofReturnType__lag_records | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_s) -> _WhichOneofReturnType__lag_s | None: ...
 
 Global___StreamStatus: _TypeAlias = StreamStatus  # noqa: Y015
 
@@ -1684,18 +1708,22 @@ class StopRequest(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     KEEP_STATE_FIELD_NUMBER: _builtins.int
+    WHEN_DONE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     keep_state: _builtins.bool
     """Keep the records, so that the same job goes on later; otherwise it counts as ended."""
+    when_done: _builtins.bool
+    """A job over data without an end first does what it has taken."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         keep_state: _builtins.bool = ...,
+        when_done: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_state", b"keep_state", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_state", b"keep_state", "reason", b"reason", "when_done", b"when_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1705,12 +1733,17 @@ Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
 class StopResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RECORDS_LEFT_FIELD_NUMBER: _builtins.int
+    records_left: _builtins.int
+    """Records that it does before it stops; 0: it stops at once."""
     def __init__(
         self,
+        *,
+        records_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records_left", b"records_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,7 +194,9 @@ class RestoreEvents(JobCore):
         if record is None or not record.positions:
             # It begins where it did begin, not where the source is by now.
             record = StreamRecord(positions=started, started=started)
-        self.state = replace(self.state, stream=replace(record, is_replaced=True))
+        stopping = self.stream_record.stopping
+        record = replace(record, is_replaced=True, stopping=stopping)
+        self.state = replace(self.state, stream=record)
         self.records.stage_first(self.keys.state, lambda: self.record().to_json())
         for name in self.damaged.names:
             if name.startswith(f"{RoundKind.TRAINING.value}-"):

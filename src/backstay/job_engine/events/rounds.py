@@ -60,6 +60,7 @@ class RoundEvents(JobCore):
             self.stage_state()
             self.notify()
         self._end_with_schedule()
+        self._end_if_all_is_done()
         self.rounds.drop_finished(self.schedule.kept_rounds)
         self._forget_periods()
         return due

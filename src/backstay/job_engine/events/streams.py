@@ -8,14 +8,14 @@ another job master would not find. May import ``job_engine`` and ``schedule``; d
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.open_round import OpenRound
 from backstay.job_engine.period_takes import period
-from backstay.schedule.takes import Take
+from backstay.schedule.takes import Take, folder_part, is_folder, part_and_offset
 from backstay.schedule.taking import PartEnds, is_sealed, trouble_of
 from backstay.schedule.task_table import TaskTable
 
@@ -69,6 +69,33 @@ class StreamEvents(JobCore):
         if before and not trouble:
             self.notify()
 
+    def stop_taking(self, reason: str) -> int:
+        """Take nothing more, and end the job when all is done that was taken.
+
+        Args:
+            reason: For people.
+
+        Returns:
+            How many records are left to do.
+        """
+        if self.is_over:
+            return 0
+        stream = replace(self.stream_record, stopping=reason or "stopped")
+        self.state = replace(self.state, stream=stream)
+        self.stage_state()
+        self.notify()
+        return sum(one.records_ahead() for one in self.rounds.values() if self._is_period(one.id))
+
+    def note_part_of_source(self, trouble: str, waiting: int) -> None:
+        """Take note of what is wrong with some of the source, and of what is not known of it yet.
+
+        Args:
+            trouble: For people; empty: nothing.
+            waiting: Closed folders whose records are not counted yet.
+        """
+        self.note_trouble("some of the source", trouble)
+        self.stream.waiting = waiting
+
     @property
     def lacks_tasks(self) -> bool:
         """Whether workers may be idle though there is something to take, as far as is known."""
@@ -76,18 +103,26 @@ class StreamEvents(JobCore):
         lag = self.stream.lag
         return (
             opened is not None
+            and not self.stream_record.stopping
             and not opened.ledger.counts.todo
             and lag is not None
             and lag.untaken > 0
         )
 
-    def plan_take(self, ends: Mapping[str, PartEnds | None], unix_s: float) -> PlannedTake | None:
+    def plan_take(
+        self,
+        ends: Mapping[str, tuple[int, int] | None],
+        unix_s: float,
+        folders: Mapping[str, Sequence[str]] | None = None,
+    ) -> PlannedTake | None:
         """Decide what the open period takes; the caller waits for the journal and calls ``take``.
 
         Args:
-            ends: What each partition holds, as the source told; None: it is there, and nobody can
-                tell now.
+            ends: What each partition or file holds, as the source told: the first record and the
+                one after the last; None: it is there, and nobody can tell now.
             unix_s: Unix time.
+            folders: Closed folders that are not over, in their order, with their files; None: the
+                source has none.
 
         Returns:
             None: nothing now. As long as ``take`` is not called, the same again.
@@ -98,20 +133,38 @@ class StreamEvents(JobCore):
         self._planned = None
         if self.is_over or not self.stream_record.positions:
             return None
-        self.note_trouble("stream", trouble_of(ends, self.stream.positions))
+        if folders is not None:
+            # Some may be over since the source was asked.
+            over = self.stream.positions
+            folders = {
+                name: files for name, files in folders.items() if folder_part(name) not in over
+            }
+            ends = {file: ends[file] for files in folders.values() for file in files}
+        told = {part: None if one is None else PartEnds(*one) for part, one in ends.items()}
+        # A source of folders tells itself which files are missing.
+        trouble = trouble_of(told, self.stream.positions) if folders is None else ""
+        self.note_trouble("stream", trouble)
         ahead = sum(one.records_ahead() for one in self.rounds.values() if self._is_period(one.id))
-        known = {part: one for part, one in ends.items() if one is not None}
-        if opened is not None:
-            self._planned = self._plan(opened, known, ahead, unix_s)
+        known = {part: one for part, one in told.items() if one is not None}
+        if opened is not None and not self.stream_record.stopping:
+            self._planned = self._plan(opened, known, folders, ahead, unix_s)
         self.stream.measure(known, ahead)
         return self._planned
 
     def _plan(
-        self, opened: OpenRound, ends: Mapping[str, PartEnds], ahead: int, unix_s: float
+        self,
+        opened: OpenRound,
+        ends: Mapping[str, PartEnds],
+        folders: Mapping[str, Sequence[str]] | None,
+        ahead: int,
+        unix_s: float,
     ) -> PlannedTake | None:
         rule = self.spec.period
         assert rule is not None
-        takes = self.stream.propose(ends, rule, opened.table, ahead, self.now())
+        if folders is None:
+            takes = self.stream.propose(ends, rule, opened.table, ahead, self.now())
+        else:
+            takes = self.stream.propose_folders(folders, ends, rule, opened.table, ahead)
         table = opened.table
         if takes:
             table = self.rounds.takes.take(opened.id.number, takes)
@@ -140,6 +193,42 @@ class StreamEvents(JobCore):
             self.stage_state()
             log.info("%s is sealed: %d records", opened.id, opened.table.records)
         self.notify()
+
+    def done_to(self) -> dict[str, int]:
+        """Return of each partition or file the record below which all are done.
+
+        Dead-lettered tasks hold nothing up. Of a source of folders these are the files of folders
+        that are not over.
+        """
+        found = {part: at for part, at in self.stream.positions.items() if not is_folder(part)}
+        takes = self.rounds.takes
+        for number in takes.numbers:
+            if number <= self.schedule.passes_over:
+                continue
+            opened = self.rounds.get(period(number))
+            if opened is not None:
+                ahead = opened.firsts_ahead()
+            else:
+                # A restored job has not come to it yet.
+                ahead = [(name, 0) for name, records in takes.table(number).shards if records]
+            for shard, start in ahead:
+                part, first = part_and_offset(shard)
+                found[part] = min(found.get(part, first + start), first + start)
+        return found
+
+    def behind(self) -> dict[str, int]:
+        """Return the first record that is there and not done, of parts that have one.
+
+        Those with most such records come first.
+        """
+        done_to = self.done_to()
+        # Files of folders that are over have no position any more.
+        files = {part: at for part, at in done_to.items() if part not in self.stream.positions}
+        return {**self.stream.behind(done_to), **files}
+
+    def note_lag(self, seconds: float | None) -> None:
+        """Take note of how old the oldest record is that is not done; None: it is not known."""
+        self.stream.lag_s = seconds
 
     def _open_period(self) -> OpenRound | None:
         """Return the period that may take something; None: none may now."""

@@ -267,7 +267,7 @@ class TaskEvents(JobCore):
         if is_new:
             self._forget_scores(opened, lease.task)
             self._look_at_scores()
-        if opened.ledger.is_over:
+        if opened.ledger.is_over or self.stream_record.stopping:
             self.notify()
         return counts, is_new
 
