@@ -111,6 +111,7 @@ class Node:
         self._server = _open_data_server(config, instance, limit.limit_bytes)
         self._registry = TableRegistry(
             canonical=_native.canonical_table,
+            fits=lambda spec_json: _native.check_table(spec_json, config.slot_count),
             id_of=_native.table_id,
             with_settings=_native.table_with_settings,
             max_tables=config.max_tables,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backstay.cluster.upkeep import EndedPass, end_pass, keeps_rows_of, unseen_seconds
+from backstay.cluster.upkeep import EndedPass, end_pass, keeps_rows_of
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Reader, open_reader
@@ -334,8 +334,7 @@ class LocalRun:
         session, done = opened_session(), EndedPass(0, False)
         if session is not None:
             specs = keeps_rows_of(session.job, session.client.tables())
-            seconds = unseen_seconds(due.unseen_since_s, time.time())
-            done = end_pass(session.client, specs, period=due.period, unseen_seconds=seconds)
+            done = end_pass(session.client, specs, period=due.period, unseen_since_s=due.unseen_since_s)
         self._job.note_upkeep(due, expired=done.expired, changed=done.changed)
         if done.lacks:
             log.warning("%s", done.lacks)
