@@ -84,6 +84,7 @@ class StreamMachine(RuleBasedStateMachine):
     """A job, its source, its servers and its journal."""
 
     DATA = DataSpec(kind="kafka", paths=("t",))
+    is_ending = False
 
     @initialize(
         period=st.sampled_from([{"records": 4}, {"seconds": 3.0}, {"records": 9, "seconds": 8.0}]),
@@ -383,6 +384,7 @@ class StreamMachine(RuleBasedStateMachine):
             return
         for worker in (*WORKERS, "w3"):
             self.job.drop_worker(worker, "it was lost")
+        self.is_ending = True
         for _ in range(300):
             self.now_s += 5.0
             self.job.expire()
@@ -468,7 +470,7 @@ class FolderMachine(StreamMachine):
     def told(self) -> tuple[Any, ...]:
         # The job takes what it was told more than once, until it is told anew.
         self.asked += 1
-        if self.asked % 2:
+        if self.asked % 2 or self.is_ending:
             self.last_told = self.told_now()
         return self.last_told
 
