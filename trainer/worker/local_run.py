@@ -334,7 +334,8 @@ class LocalRun:
         session, done = opened_session(), EndedPass(0, False)
         if session is not None:
             specs = keeps_rows_of(session.job, session.client.tables())
-            done = end_pass(session.client, specs, period=due.period, unseen_since_s=due.unseen_since_s)
+            since_s = due.unseen_since_s
+            done = end_pass(session.client, specs, period=due.period, unseen_since_s=since_s)
         self._job.note_upkeep(due, expired=done.expired, changed=done.changed)
         if done.lacks:
             log.warning("%s", done.lacks)

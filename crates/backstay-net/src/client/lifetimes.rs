@@ -98,7 +98,9 @@ impl Client {
 fn unseen_since(thresholds: Thresholds, ago: Duration) -> Thresholds {
     let more = u32::try_from(ago.as_secs()).unwrap_or(u32::MAX);
     Thresholds {
-        unseen_seconds: thresholds.unseen_seconds.map(|one| one.saturating_add(more)),
+        unseen_seconds: thresholds
+            .unseen_seconds
+            .map(|one| one.saturating_add(more)),
         ..thresholds
     }
 }
