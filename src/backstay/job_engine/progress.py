@@ -56,6 +56,7 @@ class JobProgress:
         inexact: Since when and why records may count never or twice; empty: each counts once.
         damaged: Damaged records of the data, as ``DamagedRecords.learn`` takes them.
         passes_begun: Training passes of which a task was given out, or may have been.
+        pass_ends: When the newest passes ended, as the state has them.
     """
 
     job_uid: str
@@ -65,6 +66,7 @@ class JobProgress:
     inexact: str = ""
     damaged: Mapping[str, str] = field(default_factory=dict)
     passes_begun: int = 0
+    pass_ends: Mapping[str, int] = field(default_factory=dict)
 
 
 class KeptJob(NamedTuple):
@@ -110,6 +112,7 @@ class KeptJob(NamedTuple):
             state.inexact,
             self.damaged,
             state.passes_begun,
+            state.pass_ends,
         )
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
