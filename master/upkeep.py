@@ -21,6 +21,7 @@ __all__ = ["RowUpkeep"]
 
 # Another try would fare alike.
 FINAL = (ConfigError, InvalidRequest, UnknownTable)
+WRITE_LIMIT_S = 10.0
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 
@@ -48,12 +49,16 @@ class RowUpkeep:
     async def run(self) -> None:
         """See to the rows whenever a pass has ended; never returns."""
         job, pause_s = self._job, PAUSE_FIRST_S
+        tried: PassUpkeep | None = None
         while True:
             changed, due = job.changed, job.upkeep_due
             if due is None or job.is_over:
                 await changed.wait()
                 continue
+            is_first_try, tried = due.is_new and due != tried, due
             try:
+                # Whoever follows this job master must find the period.
+                await job.journal.durable(WRITE_LIMIT_S)
                 done = await asyncio.to_thread(self._end_pass, due)
             except FINAL as error:
                 log.error("the rows are not seen to after pass %d: %s", due.pass_number, error)
@@ -66,7 +71,10 @@ class RowUpkeep:
                 continue
             pause_s = PAUSE_FIRST_S
             job.note_upkeep(due, expired=done.expired, changed=done.changed)
-            job.note_trouble("lifetime", done.lacks)
+            trouble = done.trouble(due.pass_number, is_first_try=is_first_try)
+            if done.not_decayed and is_first_try:
+                log.warning("%s", trouble)
+            job.note_trouble("lifetime", trouble)
 
     def _end_pass(self, due: PassUpkeep) -> EndedPass:
         specs = keeps_rows_of(self._name, self._directory.tables())

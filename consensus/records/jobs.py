@@ -150,6 +150,8 @@ class JobStateRecord(JsonRecord, what="job state", added=("progressive", "stream
         passes_begun: Training passes of which a task was given out, or may have been.
         pass_starts: When the newest of them began, in seconds of Unix time, by the number of the
             pass; as ``lifetime.unseen_passes`` of the spec needs them.
+        pass_ends: When the newest passes ended, in milliseconds of Unix time, by the number of the
+            pass: the periods of their decays.
         task_lease_ttl_ms: How long workers may count on a lease; never less than any of them was
             told.
         figures: Sums, most of them for people: ``examples``, ``steps``, ``bad_records``, ...
@@ -184,6 +186,7 @@ class JobStateRecord(JsonRecord, what="job state", added=("progressive", "stream
     checkpoint_url: str = ""
     passes_begun: int = 0
     pass_starts: Mapping[str, Count] = field(default_factory=dict)
+    pass_ends: Mapping[str, Count] = field(default_factory=dict)
     task_lease_ttl_ms: int = 0
     figures: Mapping[str, Count] = field(default_factory=dict)
     evaluations: tuple[Mapping[str, Any], ...] = ()

@@ -66,7 +66,7 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
         **dict.fromkeys(("passes_begun", "task_lease_ttl_ms"), NUMBERS),
         **dict.fromkeys(("tables", "table_notes"), tuples(TEXTS)),
         "data": st.dictionaries(TEXTS, TEXTS, max_size=3),
-        **dict.fromkeys(("figures", "pass_starts"), FIGURES),
+        **dict.fromkeys(("figures", "pass_starts", "pass_ends"), FIGURES),
         "evaluations": tuples(st.dictionaries(TEXTS, NUMBERS | TEXTS, max_size=3)),
         "progressive": st.dictionaries(TEXTS, NUMBERS | TEXTS | st.none(), max_size=3),
         "stream": st.none() | st.builds(StreamRecord, **STREAM),

@@ -337,8 +337,8 @@ class LocalRun:
             since_s = due.unseen_since_s
             done = end_pass(session.client, specs, period=due.period, unseen_since_s=since_s)
         self._job.note_upkeep(due, expired=done.expired, changed=done.changed)
-        if done.lacks:
-            log.warning("%s", done.lacks)
+        if trouble := done.trouble(due.pass_number, is_first_try=True):
+            log.warning("%s", trouble)
 
     def _do(self, given: Assignment) -> None:
         """Do a task. It stays undone if the run is to stop, or if its round ends before it."""

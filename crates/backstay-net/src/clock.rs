@@ -59,8 +59,12 @@ impl fmt::Debug for Clock {
 }
 
 /// Seconds since 1970 by the machine's clock of the day, or by one that a test sets. Rows are seen
-/// by it, and periods begin by it; nothing relies on it that must not go wrong when it jumps: the
-/// core never takes a slot back in time.
+/// by it, and periods begin by it. It must be right within a fraction of `unseen_seconds` and of the
+/// periods: a slot never goes back in time, so a master's clock that was ahead leaves the slots of
+/// that master there. Their rows expire as if so much time had passed, and their periods up to that
+/// time are done. A clock that is behind delays both, and a later master sees its rows as older than
+/// they are. Nothing else relies on it: leases are counted by the clock above, and copies of a slot
+/// are equal whatever it shows.
 #[derive(Clone)]
 pub struct WallClock(Arc<dyn Fn() -> u32 + Send + Sync>);
 

@@ -243,11 +243,29 @@ class EndedPass(NamedTuple):
         expired: Rows that went.
         changed: Whether rows went, or shows and clicks were decayed.
         lacks: What was asked for and no table could do; empty: nothing.
+        not_decayed: Tables of which no slot decayed: all had done this period, or a later one.
     """
 
     expired: int
     changed: bool
     lacks: str = ""
+    not_decayed: tuple[str, ...] = ()
+
+    def trouble(self, pass_number: int, *, is_first_try: bool) -> str:
+        """Return what is wrong, for people; empty: nothing.
+
+        Args:
+            pass_number: Which pass has ended.
+            is_first_try: Whether nobody had begun with its end before.
+        """
+        late = ""
+        if self.not_decayed and is_first_try:
+            late = (
+                f"the decay after pass {pass_number} did nothing in {', '.join(self.not_decayed)}: "
+                "their slots had done a later period. Periods are Unix time in milliseconds: let "
+                "programs that decay use no later one, and keep the clocks of all machines right"
+            )
+        return "; ".join(filter(None, [self.lacks, late]))
 
 
 def keeps_rows_of(job: str, specs: Iterable[TableSpec]) -> list[TableSpec]:
@@ -285,13 +303,17 @@ def end_pass(
         now: The time of now, in Unix seconds.
     """
     expired, decayed, looked = 0, 0, False
+    not_decayed = []
     for spec in specs:
         lifetime = spec.lifetime
         assert lifetime is not None
         expiry = lifetime.expiry
         score = lifetime.score if isinstance(lifetime.score, Score) else None
         if score is not None and score.decay < 1.0 and score.decay_every_seconds is None:
-            decayed += keeper.decay(spec.name, period=period)
+            slots = keeper.decay(spec.name, period=period)
+            decayed += slots
+            if not slots:
+                not_decayed.append(spec.name)
         if expiry is not None and expiry.every_seconds is None:
             expired += keeper.expire(spec.name).rows
         # Anew for each table: decay and expiry of those before may have taken long.
@@ -305,4 +327,4 @@ def end_pass(
             "lifetime.unseen_passes: no table of the job keeps when a row was last seen; give one "
             "an expiry by unseen_seconds, or a capacity that evicts least_recent"
         )
-    return EndedPass(expired, bool(expired or decayed), lacks)
+    return EndedPass(expired, bool(expired or decayed), lacks, tuple(not_decayed))

@@ -36,9 +36,11 @@ from backstay.job_engine.task_store import TaskBits
 from backstay.job_engine.values import DeadLetter, PassUpkeep, first_attempt
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 
-__all__ = ["JobCore"]
+__all__ = ["PASS_ENDS_KEPT", "JobCore"]
 
 SCALINGS_KEPT = 5
+# A job that goes back further decays under new periods.
+PASS_ENDS_KEPT = 16
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +145,8 @@ class JobCore:
         self._ends_itself = True
         self._saves_when_stopped = False
         self.unix_s: Callable[[], float] | None = None
+        # Passes whose end was noted by this job master, since the job went back last.
+        self._ended_here: set[int] = set()
         self._count_all_steps()
 
     def notify(self) -> None:
@@ -272,10 +276,31 @@ class JobCore:
         return PassUpkeep(
             pass_number,
             self.state.starts,
-            # No pass is over in a millisecond, so a job that is made later has later ones.
-            self.identity.created_ms + pass_number,
+            self.state.pass_ends[str(pass_number)],
             began if lifetime.unseen_passes else None,
+            pass_number in self._ended_here,
         )
+
+    def note_pass_ends(self) -> None:
+        """Take note of the time of each end of a pass that ``upkeep_due`` will ask about.
+
+        One that was noted before the job went back stays: slots that have its decay skip it.
+        """
+        if not self.sees_to_rows or self.unix_s is None:
+            return
+        ends = dict(self.state.pass_ends)
+        for number in range(self.figures["upkept_passes"] + 1, self.schedule.passes_over + 1):
+            if str(number) in ends:
+                continue
+            # What was noted of later passes is below the time of this one.
+            ends = {name: end for name, end in ends.items() if int(name) < number}
+            before = max([self.identity.created_ms, *ends.values()])
+            ends[str(number)] = max(int(self.unix_s() * 1000), before + 1)
+            self._ended_here.add(number)
+        if ends != self.state.pass_ends:
+            newest = sorted(ends, key=int)[-PASS_ENDS_KEPT:]
+            self.state = replace(self.state, pass_ends={name: ends[name] for name in newest})
+            self.stage_state()
 
     def end(self, state: RunState, reason: str) -> None:
         """End the job, unless it has ended; workers hear of it with their next call."""

@@ -161,7 +161,7 @@ class RecordedJob:
         if kept is not None:
             where = "in the checkpoint that the servers were restored from "
             _check_same(spec, kept.identity, job, where)
-            # Created then: the periods of its passes go on.
+            # Created then, also if it goes on elsewhere.
             uid, now_ms = kept.identity.uid, kept.identity.created_ms
         return JobSpecRecord(uid, now_ms, spec.to_json())
 

@@ -62,6 +62,7 @@ class JobProgress:
         stream: How far it is in training data without an end; None: they have one.
         takes: What periods have taken of such data, by the number of the period. Later ones than
             that of the schedule are taken again as they are: slots may have something of them.
+        pass_ends: When the newest passes ended, as the state has them.
     """
 
     job_uid: str
@@ -74,6 +75,7 @@ class JobProgress:
     progressive: Mapping[str, str] = field(default_factory=dict)
     stream: StreamRecord | None = None
     takes: Mapping[int, TaskTable] = field(default_factory=dict)
+    pass_ends: Mapping[str, int] = field(default_factory=dict)
 
 
 class KeptJob(NamedTuple):
@@ -127,6 +129,7 @@ class KeptJob(NamedTuple):
             self.progressive,
             state.stream,
             takes,
+            state.pass_ends,
         )
 
     def _round(

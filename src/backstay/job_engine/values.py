@@ -231,13 +231,14 @@ class PassUpkeep(NamedTuple):
     Attributes:
         pass_number: Which pass has ended.
         start: Of the job: an upkeep that was begun under another one does not count.
-        period: Of the decay, in milliseconds of Unix time: the same for this pass of this job
-            whoever asks, above that of each pass before and of each job that ended before this one
-            was made.
+        period: Of the decay, in milliseconds of Unix time: when the pass ended. The same for this
+            pass of this job whoever asks, and above that of each pass before.
         unseen_since_s: Rows that no push has named since this Unix time are to expire; None: none.
+        is_new: Whether the pass ended under this job master, so no other one has begun with it.
     """
 
     pass_number: int
     start: int
     period: int
     unseen_since_s: int | None
+    is_new: bool

@@ -11,6 +11,7 @@ from backstay.consensus.records.jobs import JobSpecRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Shard
 from backstay.errors import ConfigError
+from backstay.job_engine.core import PASS_ENDS_KEPT
 from backstay.job_engine.engine import JobEngine
 from backstay.job_engine.opening import new_job
 from backstay.job_engine.progress import JobProgress
@@ -35,7 +36,10 @@ class Wall:
 def job(wall: Wall, **fields: Any) -> JobEngine:
     """A job of one task a pass that keeps its rows."""
     spec = JobSpec(
-        name="job", model="model.py", training=DataSpec(paths=("data.csv",)), epochs=4, **fields
+        name="job",
+        model="model.py",
+        training=DataSpec(paths=("data.csv",)),
+        **{"epochs": 4, **fields},
     )
     tables = {"training": TaskTable.from_shards([Shard("data.csv", 8)], 8)}
     opened = new_job(spec, tables, JobSpecRecord("ab12", CREATED_MS, spec.to_json()))
@@ -107,6 +111,64 @@ def test_a_later_job_has_higher_periods_whatever_its_pass() -> None:
     assert first is not None
     assert last.pass_number == 4
     assert first.period > last.period
+
+
+def test_a_pass_decays_in_the_period_of_its_end() -> None:
+    wall = Wall()
+    wall.now_s = CREATED_MS / 1000 + 60
+    one = job(wall)
+    do_pass(one)
+    first = due_of(one)
+    assert first is not None
+    assert first.period == CREATED_MS + 60_000
+    wall.now_s -= 30  # A clock that was set back.
+    note(one)
+    do_pass(one)
+    second = due_of(one)
+    assert second is not None
+    assert second.period == first.period + 1
+
+
+def test_who_follows_has_the_period_that_was_recorded() -> None:
+    wall = Wall()
+    wall.now_s = CREATED_MS / 1000 + 60
+    one = job(wall)
+    do_pass(one)
+    first = due_of(one)
+    assert first is not None
+    assert first.is_new
+    wall.now_s += 60
+    opened = new_job(one.spec, one.tables, one.identity)
+    opened = opened._replace(state=one.record(), schedule=one.schedule)
+    follower = JobEngine(opened, JobKeys("job"), MemoryRecords(), lambda: 100.0)
+    follower.keep_rows(wall)
+    follower.advance()
+    again = due_of(follower)
+    assert again == first._replace(is_new=False)
+
+
+def test_times_of_more_passes_than_are_kept_begin_anew_when_a_job_goes_back() -> None:
+    wall = Wall()
+    wall.now_s = CREATED_MS / 1000
+    one = job(wall, epochs=PASS_ENDS_KEPT + 3)
+    saved = progress_of(one)
+    for _ in range(PASS_ENDS_KEPT + 2):
+        wall.now_s += 1
+        do_pass(one)
+        last = due_of(one)
+        note(one)
+    assert last is not None
+    assert len(one.state.pass_ends) == PASS_ENDS_KEPT
+    one.go_back(saved)
+    periods = [last.period]
+    for _ in range(3):
+        wall.now_s += 1
+        do_pass(one)
+        due = due_of(one)
+        assert due is not None
+        periods.append(due.period)
+        note(one)
+    assert periods == sorted(set(periods))
 
 
 def test_an_upkeep_of_before_the_job_went_back_does_not_count() -> None:

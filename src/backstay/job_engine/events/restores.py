@@ -148,11 +148,14 @@ class RestoreEvents(JobCore):
             inexact=progress.inexact,
             passes_begun=begun,
             pass_starts={n: at for n, at in self.state.pass_starts.items() if int(n) <= begun},
+            pass_ends={**self.state.pass_ends, **progress.pass_ends},
             # Later ones are of a model that is gone.
             evaluations=tuple(
                 one for one in self.state.evaluations if one["steps"] <= self.figures["steps"]
             ),
         )
+        self._ended_here.clear()
+        self.note_pass_ends()
         for round_id, one in progress.rounds.items():
             done, dead_letters = reconcile(schedule, round_id, one.done_bits(), one.dead_letters)
             scores = self._begun_scores(round_id, progress, dead_letters)

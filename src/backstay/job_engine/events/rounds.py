@@ -55,6 +55,7 @@ class RoundEvents(JobCore):
                     self.checkpoint_due |= self.spec.checkpoint.every == "pass"
                     if not self.sees_to_rows:
                         self.figures["upkept_passes"] = self.schedule.passes_over
+                    self.note_pass_ends()
             if not over:
                 break
             self.stage_state()

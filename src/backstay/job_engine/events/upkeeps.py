@@ -25,6 +25,7 @@ class UpkeepEvents(JobCore):
             unix_s: Unix time.
         """
         self.unix_s = unix_s
+        self.note_pass_ends()
 
     def note_upkeep(self, done: PassUpkeep, *, expired: int, changed: bool) -> None:
         """Take note that the end of a pass was seen to; nothing, if the job went back meanwhile.
