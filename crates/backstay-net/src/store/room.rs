@@ -14,7 +14,7 @@ use super::Store;
 use crate::memory::{Held, Memory, Part};
 
 /// Transactions under way may take this part of the limit; more of them have to wait.
-const UNDER_WAY: u64 = 8;
+const UNDER_WAY_DIVISOR: u64 = 8;
 /// The longest time that the sender of new rows waits before its next push.
 const LONGEST_PAUSE: Duration = Duration::from_millis(4);
 
@@ -88,7 +88,7 @@ impl Store {
         };
         let pause = match reserved {
             0 => Duration::ZERO,
-            _ => LONGEST_PAUSE * self.memory.shortage() as u32 / 1000,
+            _ => LONGEST_PAUSE * self.memory.shortage_permille() as u32 / 1000,
         };
         Ok(self.room(reserved, pause, transaction.allocated_bytes()))
     }
@@ -126,7 +126,7 @@ impl Store {
     /// Those behind a copy that comes in are not among them. They have a limit of their own at the master
     /// that copies, and a slow copy would hold up all that this node is master of.
     pub(super) fn check_under_way(&self, transaction: &Transaction) -> Result<(), Refusal> {
-        let most = self.memory.limit_bytes() / UNDER_WAY;
+        let most = self.memory.limit_bytes() / UNDER_WAY_DIVISOR;
         let (known, more) = (
             self.memory.of(Part::Transactions),
             transaction.allocated_bytes() as u64,
@@ -294,12 +294,12 @@ mod tests {
         assert!(known > 0);
         store
             .memory
-            .change(Part::Transactions, 0, LIMIT / UNDER_WAY - known);
+            .change(Part::Transactions, 0, LIMIT / UNDER_WAY_DIVISOR - known);
         let refused = store.prepare(&mut other).unwrap_err();
         assert!(matches!(refused, Refusal::NotReady(_)), "{refused:?}");
         store
             .memory
-            .change(Part::Transactions, LIMIT / UNDER_WAY - known, 0);
+            .change(Part::Transactions, LIMIT / UNDER_WAY_DIVISOR - known, 0);
         store.prepare(&mut other).unwrap();
         drop((one, other));
         assert_eq!(store.memory.of(Part::Transactions), 0);
