@@ -554,7 +554,8 @@ impl Table {
     }
 
     /// Change the map of a slot (its number in the range), and keep account of its rows and memory.
-    #[inline(always)] // Rows come and go by it one at a time.
+    #[allow(clippy::inline_always)] // Rows come and go by it one at a time.
+    #[inline(always)]
     fn on_map<R>(&mut self, at: usize, change: impl FnOnce(&mut RowMap) -> R) -> R {
         let map = &mut self.maps[at];
         let (rows, bytes) = (map.len(), map.allocated_bytes());
