@@ -9,7 +9,7 @@ use backstay_core::engine::Engine;
 use backstay_core::error::Refusal;
 use backstay_core::transaction::{Run, Transaction};
 
-use super::relief::Giving;
+use super::relief::GivingSlots;
 use super::Store;
 use crate::memory::{Held, Memory, Part};
 
@@ -67,7 +67,7 @@ impl Store {
         &self,
         transaction: &Transaction,
         runs: &[Run],
-        giving: Giving,
+        giving: GivingSlots,
     ) -> Result<Room, Refusal> {
         let reserved = if self.has_memory_limit() && transaction.change.creates() {
             // With much room a bound is enough that looks at no slot. With some, a bound is that looks at
@@ -95,7 +95,7 @@ impl Store {
 
     /// Promise bytes for new rows. If there are too few now, tables give up rows for them; but none does
     /// for what would not fit then either.
-    fn promise(&self, wanted: u64, giving: Giving) -> Result<(), Refusal> {
+    fn promise(&self, wanted: u64, giving: GivingSlots) -> Result<(), Refusal> {
         if self.memory.reserve(wanted) {
             return Ok(());
         }
@@ -157,7 +157,7 @@ impl Store {
             Coming::Pushed => engine.growth_bytes(table, keys)?,
         } as u64;
         drop(engine);
-        match self.promise(wanted, Giving::Held) {
+        match self.promise(wanted, GivingSlots::All) {
             Ok(()) => Ok(Some(self.room(wanted, Duration::ZERO, 0))),
             // The copy is tried again, when pushes and rows may be other ones.
             Err(Refusal::NoRoomEver(why)) => Err(Refusal::MemoryLimit(why)),
