@@ -213,7 +213,7 @@ def test_functions_that_do_not_suit_a_lifetime_are_refused(
 
 def test_coefficients_and_a_function_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="one of the two"):
-        Score(click_coefficient=2.0, function=ScoreFunction.of(rooted))
+        Score(click_coefficient=1.0, function=ScoreFunction.of(rooted))
     with pytest.raises(ConfigError, match="neither show nor click"):
         Score(decay=0.5, function=ScoreFunction.of(lambda frequency: frequency))
     with pytest.raises(ConfigError, match=r"Score\.function is"):

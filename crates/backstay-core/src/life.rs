@@ -15,7 +15,7 @@ use crate::staleness::Staleness;
 use crate::stream::TransactionId;
 
 /// The part of a share that an eviction makes free: 1/16.
-const FREED: usize = 16;
+const FREED_DIVISOR: usize = 16;
 
 /// Where the statistics of a row lie behind its optimizer's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -271,7 +271,7 @@ impl Ranking<'_> {
                 scores.into_iter().map(ascending).zip(keys).collect()
             }
         };
-        let left = share - share / FREED;
+        let left = share - share / FREED_DIVISOR;
         let Some(gone) = ranked.len().checked_sub(left).filter(|&gone| gone > 0) else {
             return Vec::new();
         };

@@ -476,12 +476,9 @@ impl Table {
         let mut removed = 0;
         for &key in keys {
             let hash = mix64(key);
-            let map = &mut self.maps[(self.space.slot_of_hash(hash) - self.first_slot) as usize];
-            let before = map.allocated_bytes();
-            removed += u64::from(map.remove(key, hash));
-            self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - before;
+            let at = self.slot_in_range(hash);
+            removed += u64::from(self.on_map(at, |map| map.remove(key, hash)));
         }
-        self.rows -= removed as usize;
         removed
     }
 
@@ -553,12 +550,19 @@ impl Table {
 
     #[cold]
     fn create(&mut self, slot: usize, key: u64, hash: u64) -> usize {
-        let map = &mut self.maps[slot];
-        let before = map.allocated_bytes();
-        let row = map.insert(key, hash);
-        self.allocated_bytes += map.allocated_bytes() - before;
-        self.rows += 1;
-        row
+        self.on_map(slot, |map| map.insert(key, hash))
+    }
+
+    /// Change the map of a slot (its number in the range), and keep account of its rows and memory.
+    #[allow(clippy::inline_always)] // Rows come and go by it one at a time.
+    #[inline(always)]
+    fn on_map<R>(&mut self, at: usize, change: impl FnOnce(&mut RowMap) -> R) -> R {
+        let map = &mut self.maps[at];
+        let (rows, bytes) = (map.len(), map.allocated_bytes());
+        let result = change(map);
+        self.rows = self.rows + map.len() - rows;
+        self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - bytes;
+        result
     }
 
     /// The initial weights of a key as they would be stored.

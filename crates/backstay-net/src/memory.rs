@@ -30,11 +30,11 @@ pub enum Part {
 
 const PARTS: usize = 6;
 /// Memory is short when less than this part of the limit is free.
-const SPARE: u64 = 32;
+const SPARE_DIVISOR: u64 = 32;
 /// Rows leave this part of the limit to what does not ask first: buffers, streams, removed keys.
-const UNASKED: u64 = 64;
+const UNASKED_DIVISOR: u64 = 64;
 /// What is promised without a look at what is needed is at most this part of what is free.
-const EASY: u64 = 32;
+const EASY_DIVISOR: u64 = 32;
 /// A look at the resident memory tells what the process takes besides only if at least this much
 /// of the most that was ever counted is in use: else it is memory that rows have left behind.
 const NEARLY_MOST: (u64, u64) = (15, 16);
@@ -43,9 +43,9 @@ const NEARLY_MOST: (u64, u64) = (15, 16);
 const TRIM_EVERY: Micros = 5_000_000;
 /// The same if the process seems to have grown by more than this part of the limit since.
 const TRIM_SOON: Micros = 1_000_000;
-const GROWN: u64 = 64;
+const GROWN_DIVISOR: u64 = 64;
 /// If it is about to exceed the limit, it suffices that it has grown by this part.
-const GROWN_TOO_FAR: u64 = 256;
+const GROWN_TOO_FAR_DIVISOR: u64 = 256;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -131,7 +131,7 @@ impl Memory {
 
     /// Bytes above which memory is short; the rest serves what is under way when that is noticed.
     fn mark(&self) -> u64 {
-        self.limit_bytes - self.limit_bytes / SPARE
+        self.limit_bytes - self.limit_bytes / SPARE_DIVISOR
     }
 
     /// Whether connections are to give up their spare buffers, and tables with a capacity rows.
@@ -155,7 +155,7 @@ impl Memory {
     }
 
     /// How much of what is spare is in use, in thousandths.
-    pub(crate) fn shortage(&self) -> u64 {
+    pub(crate) fn shortage_permille(&self) -> u64 {
         let above = self.used().saturating_sub(self.mark());
         let spare = (self.limit_bytes - self.mark()).max(1);
         if self.limit_bytes == 0 {
@@ -168,7 +168,7 @@ impl Memory {
     /// far more than what is needed, and others must find room beside them. [`Self::give_back`] is
     /// to follow.
     pub(crate) fn reserve_easily(&self, bytes: u64) -> bool {
-        self.reserve_if_free(bytes, bytes.saturating_mul(EASY), self.mark())
+        self.reserve_if_free(bytes, bytes.saturating_mul(EASY_DIVISOR), self.mark())
     }
 
     /// Promise so many bytes if they fit half of what may be promised above the mark; they may be more
@@ -189,7 +189,7 @@ impl Memory {
 
     /// Up to here bytes are promised.
     fn most_promised(&self) -> u64 {
-        self.limit_bytes - self.limit_bytes / UNASKED
+        self.limit_bytes - self.limit_bytes / UNASKED_DIVISOR
     }
 
     /// Bytes that must go before so many can be promised, even when all that goes by itself has gone.
@@ -249,10 +249,10 @@ impl Memory {
         let last = self.trimmed_at.load(Ordering::Relaxed);
         let known = self.process.load(Ordering::Relaxed);
         let grown = resident.saturating_sub(self.counted().saturating_add(known));
-        if resident > self.most_promised() && grown > self.limit_bytes / GROWN_TOO_FAR {
+        if resident > self.most_promised() && grown > self.limit_bytes / GROWN_TOO_FAR_DIVISOR {
             return true;
         }
-        let rest = if grown > self.limit_bytes / GROWN {
+        let rest = if grown > self.limit_bytes / GROWN_DIVISOR {
             TRIM_SOON
         } else {
             TRIM_EVERY
@@ -420,9 +420,9 @@ mod tests {
         assert!(!memory.is_short());
         memory.change(Part::Rows, 0, 50);
         assert!(memory.is_short());
-        assert_eq!(memory.shortage(), 500);
+        assert_eq!(memory.shortage_permille(), 500);
         memory.change(Part::Rows, 0, 500);
-        assert_eq!(memory.shortage(), 1000);
+        assert_eq!(memory.shortage_permille(), 1000);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::clock::Clock;
 use crate::events::{self, push_event};
 use crate::memory::Part;
 use crate::stats::{self, ReplicationTimes, SlotCounts};
-use crate::store::{Asked, ShortOf, Store};
+use crate::store::{retry_later, Asked, ShortOf, Store};
 
 /// How a push went.
 pub type Outcome = Result<StageReport, Refusal>;
@@ -409,13 +409,17 @@ impl Replicator {
             // It may look at all slots, for rows to give up.
             Work::Answer {
                 token,
-                outcome: Err(refusal),
+                outcome: Err(Refusal::MemoryLimit(why)),
                 alone,
             } => {
-                let outcome = Err(self.store.after_relief(refusal, ShortOf::ABackup));
+                let refusal = if self.store.begin_relief(ShortOf::ABackup) {
+                    retry_later(&why)
+                } else {
+                    Refusal::MemoryLimit(why)
+                };
                 let answer = Work::Answer {
                     token,
-                    outcome,
+                    outcome: Err(refusal),
                     alone,
                 };
                 (answer, Gone::default())

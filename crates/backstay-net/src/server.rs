@@ -20,11 +20,7 @@ use tracing::{debug, warn};
 use crate::clock;
 use crate::frame_io::{drain, write_frame};
 use crate::peer_link::keep_links;
-use crate::replicator::{
-    periods, relief,
-    streams::{ENDED_AT_ONCE, LOOK_EVERY},
-    Replicator,
-};
+use crate::replicator::{periods, relief, streams, Replicator};
 use crate::session::Session;
 pub use crate::shared::ServerOptions;
 use crate::shared::{stop_signal, Shared};
@@ -184,9 +180,10 @@ struct Chore {
 const CHORES: [Chore; 4] = [
     Chore {
         what: "look at silent streams",
-        every: LOOK_EVERY,
+        every: streams::LOOK_EVERY,
         work: |shared| {
-            shared.replicator.end_silent_streams(ENDED_AT_ONCE);
+            let most = streams::ENDED_AT_ONCE;
+            shared.replicator.end_silent_streams(most);
             false
         },
     },

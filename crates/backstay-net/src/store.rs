@@ -32,8 +32,8 @@ use parking_lot::RwLock;
 
 use crate::clock::WallClock;
 use crate::memory::{Memory, Part};
-use relief::{Giving, Relief};
-pub(crate) use relief::{Shares, ShortOf};
+pub(crate) use relief::{retry_later, Shares, ShortOf};
+use relief::{GivingSlots, Relief};
 use room::NoRoom;
 
 /// Engines a node is cut into, if it has that many slots.
@@ -259,9 +259,12 @@ impl Store {
         transaction.stamp_by(&spec, self.space, self.clock.seconds());
         observed::check_change(&spec, transaction.change)?;
         self.check_under_way(transaction)?;
-        self.shrink_share(transaction);
-        let room = self.reserve(transaction, transaction.runs(), Giving::Served);
-        let room = room.map_err(|refusal| self.after_relief(refusal, ShortOf::Here))?;
+        self.stamp_smaller_share(transaction);
+        let room = self.reserve(transaction, transaction.runs(), GivingSlots::Served);
+        let room = room.map_err(|refusal| match refusal {
+            Refusal::MemoryLimit(why) if self.begin_relief(ShortOf::Here) => retry_later(&why),
+            refusal => refusal,
+        })?;
         let pause = room.pause();
         transaction.attach(room);
         Ok(pause)
@@ -275,7 +278,7 @@ impl Store {
     /// Reserve room for these runs of another node's push, if there is any. Otherwise
     /// [`Rows::check`] refuses the push. `waits`: other runs of it wait for a copy.
     pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run], waits: bool) {
-        match self.reserve(transaction, runs, Giving::Held) {
+        match self.reserve(transaction, runs, GivingSlots::All) {
             Ok(mut room) => {
                 if waits {
                     room.wait_for_a_copy();

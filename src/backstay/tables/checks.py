@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from backstay.errors import ConfigError
 
@@ -38,15 +39,19 @@ def check_number(
     owner: object, name: str, low: float = -MAX_NUMBER, high: float = MAX_NUMBER
 ) -> None:
     """Refuse a field that is not a number in [low, high]; NaN never is."""
-    value = getattr(owner, name)
+    where = f"{type(owner).__name__}.{name}"
+    object.__setattr__(owner, name, number_in(where, getattr(owner, name), low, high))
+
+
+def number_in(where: str, value: Any, low: float = -MAX_NUMBER, high: float = MAX_NUMBER) -> float:
+    """Return a value as a float; refuse one that is not a number in [low, high]."""
     try:
         number = math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number <= high:
-        where = f"{type(owner).__name__}.{name}"
         raise ConfigError(f"{where} is {value!r}; allowed: a number from {low!r} to {high!r}")
-    object.__setattr__(owner, name, number)
+    return number
 
 
 def check_fraction(owner: object, name: str) -> None:

@@ -111,93 +111,105 @@ def trace(
     Raises:
         ConfigError: It does what cannot be an expression; the message names file and line.
     """
-    tracer = _Tracer(function)
-    states, defaults = tracer.parameters(inputs, with_states=with_states)
+    user = _Function(function)
+    states, defaults = _parameters(user, inputs, with_states=with_states)
     learning_rate = defaults.pop("learning_rate", None) if with_states else None
-    wants_rate = with_states and "learning_rate" in inspect.signature(function).parameters
+    wants_rate = with_states and "learning_rate" in user.parameters
     for name, value in settings.items():
         if name not in defaults:
-            tracer.refuse(
-                f"it has no setting {name!r}; it has {', '.join(defaults) or 'none'}", None
-            )
+            user.refuse(f"it has no setting {name!r}; it has {', '.join(defaults) or 'none'}")
         defaults[name] = value
     missing = [name for name, value in defaults.items() if value is None]
     if missing:
-        tracer.refuse(f"the setting {missing[0]!r} has neither a value nor a default", None)
+        user.refuse(f"the setting {missing[0]!r} has neither a value nor a default")
     shapes = {"element": Shape.VECTOR, "row": Shape.SCALAR}
     of_states = {name: shapes[state.per] for name, state in states.items()}
     wanted = dict([result]) | {name: ValueType(shape) for name, shape in of_states.items()}
     rate = {"learning_rate": Shape.BATCH} if wants_rate else {}
     signature = Signature({**inputs, **rate, **of_states}, sorted(defaults), wanted)
-    expression = tracer.run(signature, list(rate))
+    expression = _Tracer(user, signature).run(list(rate))
     values = {name: float(value) for name, value in defaults.items() if value is not None}
-    return Traced(tracer.name, values, learning_rate, states, expression)
+    return Traced(user.name, values, learning_rate, states, expression)
 
 
-class _Tracer:
-    """One call of one function with symbols."""
+class _Function:
+    """A user's function, its parameters, and where it stands."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         code = getattr(function, "__code__", None)
         if code is None:
             raise ConfigError(f"{function!r} is no Python function written with def or lambda")
-        self.function = function
+        self.call = function
+        self.parameters = inspect.signature(function).parameters
         self.name = function.__name__ if function.__name__.isidentifier() else "function"
         self.file = code.co_filename
         self.first_line = code.co_firstlineno
-        self.builder = ExpressionBuilder(Signature({}, (), {}))
 
-    def parameters(
-        self, inputs: Mapping[str, Shape], *, with_states: bool
-    ) -> tuple[dict[str, StateDefault], dict[str, Any]]:
-        """Return the states, and the settings with their defaults (None without one)."""
-        states: dict[str, StateDefault] = {}
-        settings: dict[str, Any] = {}
-        for name, one in inspect.signature(self.function).parameters.items():
-            default = None if one.default is one.empty else one.default
-            if one.kind is one.KEYWORD_ONLY:
-                number = isinstance(default, (int, float)) and not isinstance(default, bool)
-                if default is not None and not number:
-                    self.refuse(f"the default of the setting {name!r} is no number", None)
-                settings[name] = default
-            elif one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-                self.refuse(f"it takes *{name}; name each parameter", None)
-            elif isinstance(default, StateDefault) and with_states and name not in inputs:
-                states[name] = default
-            elif name not in inputs:
-                hint = "; a state has the default per_element() or per_row()" if with_states else ""
-                self.refuse(f"no input {name!r}; there are {', '.join(inputs)}{hint}", None)
-        return states, settings
+    def refuse(self, message: str, line: int | None = None) -> NoReturn:
+        """Raise with the place: a line, or the function's first one."""
+        where = f"{Path(self.file).name}, line {line or self.first_line}"
+        raise ConfigError(f"user function {self.name}, {where}: {message}") from None
 
-    def run(self, signature: Signature, rate: Sequence[str]) -> Expression:
-        """Call the function and return its expression."""
+
+def _parameters(
+    function: _Function, inputs: Mapping[str, Shape], *, with_states: bool
+) -> tuple[dict[str, StateDefault], dict[str, Any]]:
+    """Return the states, and the settings with their defaults (None without one)."""
+    states: dict[str, StateDefault] = {}
+    settings: dict[str, Any] = {}
+    for name, one in function.parameters.items():
+        default = None if one.default is one.empty else one.default
+        if one.kind is one.KEYWORD_ONLY:
+            number = isinstance(default, (int, float)) and not isinstance(default, bool)
+            if default is not None and not number:
+                function.refuse(f"the default of the setting {name!r} is no number")
+            settings[name] = default
+        elif one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            function.refuse(f"it takes *{name}; name each parameter")
+        elif isinstance(default, StateDefault) and with_states and name not in inputs:
+            states[name] = default
+        elif name not in inputs:
+            hint = "; a state has the default per_element() or per_row()" if with_states else ""
+            function.refuse(f"no input {name!r}; there are {', '.join(inputs)}{hint}")
+    return states, settings
+
+
+class _Tracer:
+    """One call of one function with symbols."""
+
+    def __init__(self, function: _Function, signature: Signature) -> None:
+        self.function = function
         self.builder = ExpressionBuilder(signature)
+
+    def run(self, rate: Sequence[str]) -> Expression:
+        """Call the function and return its expression."""
         symbols: dict[str, Any] = {}
-        for name, one in inspect.signature(self.function).parameters.items():
+        for name, one in self.function.parameters.items():
             is_setting = one.kind is one.KEYWORD_ONLY and name not in rate
             symbols[name] = self.symbol("setting" if is_setting else "input", name)
         positional = [
             symbols.pop(name)
-            for name, one in inspect.signature(self.function).parameters.items()
+            for name, one in self.function.parameters.items()
             if one.kind is not one.KEYWORD_ONLY
         ]
         try:
-            returned = self.function(*positional, **symbols)
+            returned = self.function.call(*positional, **symbols)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001  # whatever the user's function raises
             lines = [
                 line.lineno
                 for line in traceback.extract_tb(error.__traceback__)
-                if line.filename == self.file
+                if line.filename == self.function.file
             ]
-            self.refuse(f"{type(error).__name__}: {error}", lines[-1] if lines else None)
+            message = f"{type(error).__name__}: {error}"
+            self.function.refuse(message, lines[-1] if lines else None)
         values = returned if isinstance(returned, tuple) else (returned,)
         nodes = [self.node_of(value) for value in values]
         try:
             return self.builder.finish(nodes)
         except ConfigError as error:
-            self.refuse(str(error), None)
+            self.function.refuse(str(error))
 
     def symbol(self, operation: str, taken: str | float | tuple[int, ...]) -> Symbol:
         """Return the value of a node; refuses what the rules do not allow."""
@@ -222,17 +234,14 @@ class _Tracer:
             self.refuse(f"a {type(value).__name__} where a number or an input is needed")
         return self.symbol("constant", float(value)).node  # type: ignore[arg-type]  # a number
 
-    def refuse(self, message: str, line: int | None = -1) -> NoReturn:
-        """Raise with the place: the line that is running, a given one, or the function's first."""
-        if line == -1:
-            line = self._running_line()
-        where = f"{Path(self.file).name}, line {line or self.first_line}"
-        raise ConfigError(f"user function {self.name}, {where}: {message}") from None
+    def refuse(self, message: str) -> NoReturn:
+        """Raise with the line that is running."""
+        self.function.refuse(message, self._running_line())
 
     def _running_line(self) -> int | None:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_code.co_filename == self.file and frame.f_code.co_filename != _HERE:
+            if frame.f_code.co_filename == self.function.file and frame.f_code.co_filename != _HERE:
                 return frame.f_lineno
             frame = frame.f_back
         return None

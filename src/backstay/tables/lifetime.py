@@ -164,24 +164,25 @@ class Score:
     Source: the score of Paddle's CtrCommonAccessor.
 
     Attributes:
-        nonclick_coefficient: 0 or more.
-        click_coefficient: 0 or more.
+        nonclick_coefficient: 0 or more; 0.1 if not told. None with a function.
+        click_coefficient: 0 or more; 1 if not told. None with a function.
         decay: What a decay multiplies shows and clicks by, 1e-9 to 1.
         decay_every_seconds: The servers decay in each period of so many seconds, counted from
             1970. None: only when they are asked to.
         function: Your own score, in the place of the coefficients.
     """
 
-    nonclick_coefficient: float = 0.1
-    click_coefficient: float = 1.0
+    nonclick_coefficient: float | None = None
+    click_coefficient: float | None = None
     decay: float = 1.0
     decay_every_seconds: int | None = None
     function: ScoreFunction | None = None
 
     def __post_init__(self) -> None:
-        check_number(self, "nonclick_coefficient", 0.0, MAX_NUMBER)
-        check_number(self, "click_coefficient", 0.0, MAX_NUMBER)
-        self._check_function()
+        if self.function is None:
+            self._fill_coefficients()
+        else:
+            self._check_function()
         check_number(self, "decay", _MIN_RATE, 1.0)
         if self.decay < 1.0 and struct.unpack("f", struct.pack("f", self.decay))[0] >= 1.0:
             raise ConfigError(
@@ -202,22 +203,22 @@ class Score:
                 "decay 1, for nothing would fade"
             )
 
+    def _fill_coefficients(self) -> None:
+        for name, default in COEFFICIENTS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+            check_number(self, name, 0.0, MAX_NUMBER)
+
     def _check_function(self) -> None:
         function: object = self.function
-        if function is None:
-            return
         if not isinstance(function, ScoreFunction):
             raise ConfigError(f"Score.function is {function!r}; allowed: a ScoreFunction or None")
-        if self.coefficients() != Score().coefficients():
+        if any(getattr(self, name) is not None for name in COEFFICIENTS):
             raise ConfigError(
                 "Score has a function and coefficients; allowed: one of the two, for the function "
                 "is the whole score"
             )
         _check_statistics("Score.function", function)
-
-    def coefficients(self) -> dict[str, float]:
-        """Return the coefficients by name."""
-        return {name: getattr(self, name) for name in COEFFICIENTS}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -225,7 +226,8 @@ class Score:
         return _OF_SHOW_AND_CLICK if self.function is None else self.function.statistics
 
 
-COEFFICIENTS = ("nonclick_coefficient", "click_coefficient")
+# What they are if they are not told.
+COEFFICIENTS = {"nonclick_coefficient": 0.1, "click_coefficient": 1.0}
 
 
 def _check_statistics(where: str, function: ScoreFunction | AdmissionFunction) -> None:

@@ -143,12 +143,13 @@ _ADMISSIONS: dict[str, Callable[..., Admission]] = {
     "score": AdmitByScore,
     "function": AdmissionFunction,
 }
-_STALENESS: dict[str, Callable[..., DelayCompensated]] = {"delay_compensated": DelayCompensated}
-# It has no settings.
-_ADAPTIVE_REVISION = "adaptive_revision"
+_STALENESS: dict[str, Callable[..., DelayCompensated | AdaptiveRevision]] = {
+    "delay_compensated": DelayCompensated,
+    "adaptive_revision": AdaptiveRevision,
+}
 _JSON_NAMES: dict[Callable[..., object], str] = {
     made: name
-    for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE, _ADMISSIONS)
+    for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE, _ADMISSIONS, _STALENESS)
     for name, made in group.items()
 }
 
@@ -366,10 +367,9 @@ class TableSpec:
         ):
             if part in values:
                 values[part] = _from_plain(values[part], choices, part)
-        if isinstance(values.get("staleness"), dict):
-            values["staleness"] = _from_plain(values["staleness"], _STALENESS, "staleness")
-        elif values.get("staleness") == _ADAPTIVE_REVISION:
-            values["staleness"] = AdaptiveRevision()
+        staleness = values.get("staleness")
+        if isinstance(staleness, dict) or staleness in list(_STALENESS):
+            values["staleness"] = _from_plain(staleness, _STALENESS, "staleness")
         if values.get("lifetime") is not None:
             values["lifetime"] = _lifetime_of(values["lifetime"])
         if values.get("pull") is not None:
@@ -386,9 +386,10 @@ _OF_LIFETIME: dict[str, Callable[..., Expiry | Capacity | Score]] = {
 
 
 def _plain_staleness(staleness: Staleness) -> Any:
-    if isinstance(staleness, AdaptiveRevision):
-        return _ADAPTIVE_REVISION
-    return staleness if isinstance(staleness, str) else {"delay_compensated": asdict(staleness)}
+    if isinstance(staleness, str):
+        return staleness
+    name, settings = _JSON_NAMES[type(staleness)], asdict(staleness)
+    return {name: settings} if settings else name
 
 
 def _plain_lifetime(lifetime: Lifetime) -> dict[str, Any]:
@@ -447,7 +448,7 @@ _Made = TypeVar("_Made")
 
 def _from_plain(plain: object, choices: Mapping[str, Callable[..., _Made]], where: str) -> _Made:
     """Read ``{"name": {settings}}``, or ``"name"`` of a class without settings."""
-    tagged = {plain: {}} if plain in ("refuse", "always") else _object(plain, where)
+    tagged = {plain: {}} if isinstance(plain, str) else _object(plain, where)
     if len(tagged) != 1 or next(iter(tagged)) not in choices:
         raise ConfigError(f"{where} is {plain!r}; allowed: one of {', '.join(choices)}")
     name, settings = next(iter(tagged.items()))

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
 from backstay.errors import ConfigError
-from backstay.tables.checks import check_choice, check_number
+from backstay.tables.checks import check_choice, check_number, number_in
 from backstay.tables.expressions import Expression, Shape, Signature, ValueType
 
 __all__ = [
@@ -280,7 +280,10 @@ def _check_function(owner: UserOptimizer | _RowFunction, taken: Sequence[str]) -
             f"user function {owner.name}: settings is {owner.settings!r}; expected numbers by name"
         )
     _check_names(owner.name, "setting", list(owner.settings), MAX_SETTINGS, taken)
-    settings = {name: _number(owner, name, value) for name, value in owner.settings.items()}
+    settings = {
+        name: number_in(f"user function {owner.name}: {name}", value)
+        for name, value in owner.settings.items()
+    }
     object.__setattr__(owner, "settings", settings)
     expression: object = owner.expression
     if not isinstance(expression, Expression):
@@ -313,21 +316,6 @@ def _check_names(
                 f"user function {function}: {name!r} names two things, or is taken; choose another "
                 f"name for the {what}"
             )
-
-
-@dataclass
-class _Number:
-    value: Any
-
-
-def _number(owner: UserOptimizer | _RowFunction, name: str, value: object) -> float:
-    number = _Number(value)
-    try:
-        check_number(number, "value")
-    except ConfigError as error:
-        text = str(error).removeprefix("_Number.value")
-        raise ConfigError(f"user function {owner.name}: {name}{text}") from error
-    return float(number.value)
 
 
 def _sequence(states: object) -> Sequence[object]:

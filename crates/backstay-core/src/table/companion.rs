@@ -212,7 +212,7 @@ impl Table {
                 forgotten += 1;
             }
             let key = self.maps[at].key(row);
-            self.remove_one(at, key, mix64(key));
+            self.on_map(at, |map| map.remove(key, mix64(key)));
         }
         forgotten
     }
@@ -276,7 +276,7 @@ impl Table {
                 if f64::from(before) + 1.0 < f64::from(occurrences) {
                     return None;
                 }
-                self.remove_one(slot, key, hash);
+                self.on_map(slot, |map| map.remove(key, hash));
                 Some(Seen {
                     frequency: before as u32,
                     show: 0.0,
@@ -292,7 +292,7 @@ impl Table {
                 if !judge.admits(before, now) {
                     return None;
                 }
-                self.remove_one(slot, key, hash);
+                self.on_map(slot, |map| map.remove(key, hash));
                 Some(Seen {
                     time: seen.time,
                     ..before

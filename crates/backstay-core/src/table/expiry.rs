@@ -5,6 +5,7 @@ use super::Table;
 use crate::expression::RowBatch;
 use crate::hash::mix64;
 use crate::life::{self, Gone, Ranking, Reason, SlotPart, Thresholds};
+use crate::row_map::RowMap;
 use crate::spec::lifetime::{Evict, ScoreRule, MIN_SHARE};
 use crate::storage;
 use crate::transaction::Stamp;
@@ -122,7 +123,7 @@ impl Table {
                 if let Some(reason) = *reason {
                     let key = self.maps[at].key(row);
                     gone.count(reason);
-                    self.remove_one(at, key, mix64(key));
+                    self.on_map(at, |map| map.remove(key, mix64(key)));
                 }
             }
         }
@@ -174,10 +175,7 @@ impl Table {
         }
         let gone = self.remove(keys);
         // While memory is short, shares shrink, and the index is a part of them.
-        let map = &mut self.maps[at];
-        let before = map.allocated_bytes();
-        map.shrink();
-        self.allocated_bytes = self.allocated_bytes + self.maps[at].allocated_bytes() - before;
+        self.on_map(at, RowMap::shrink);
         gone
     }
 

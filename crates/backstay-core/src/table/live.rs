@@ -189,15 +189,6 @@ impl Table {
         }
     }
 
-    pub(super) fn remove_one(&mut self, at: usize, key: u64, hash: u64) {
-        let map = &mut self.maps[at];
-        let before = map.allocated_bytes();
-        if map.remove(key, hash) {
-            self.rows -= 1;
-        }
-        self.allocated_bytes = self.allocated_bytes + self.maps[at].allocated_bytes() - before;
-    }
-
     /// The slots (in the range) that keys sorted by slot stand for, each once.
     fn slots_of(&self, keys: &[u64]) -> Vec<usize> {
         let mut slots: Vec<usize> = keys
@@ -246,7 +237,7 @@ impl Table {
             let hash = mix64(key);
             let (slot, row, created) = self.find_or_create(key, hash, None);
             if let Some(companion) = companion.as_deref_mut().filter(|one| !one.is_filter()) {
-                companion.remove_one(slot, key, hash);
+                companion.on_map(slot, |map| map.remove(key, hash));
             }
             if !created && only_if_absent {
                 continue;

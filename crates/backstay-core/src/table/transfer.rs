@@ -184,12 +184,8 @@ impl Table {
         let layout = self.layout();
         layout.check(self.space, slot, keys, weights, state)?;
         self.ensure_maps();
-        let map = &mut self.maps[(slot - self.first_slot) as usize];
-        let (rows, bytes) = (map.len(), map.allocated_bytes());
-        let outcome = layout.fill(map, keys, weights, state);
-        self.rows += map.len() - rows;
-        self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - bytes;
-        outcome
+        let at = (slot - self.first_slot) as usize;
+        self.on_map(at, |map| layout.fill(map, keys, weights, state))
     }
 
     /// Drop the rows of one slot.
@@ -201,10 +197,8 @@ impl Table {
 
     fn replace_map(&mut self, slot: u32, new: RowMap) {
         self.ensure_maps();
-        let (rows, bytes) = (new.len(), new.allocated_bytes());
-        let old = std::mem::replace(&mut self.maps[(slot - self.first_slot) as usize], new);
-        self.rows = self.rows + rows - old.len();
-        self.allocated_bytes = self.allocated_bytes + bytes - old.allocated_bytes();
+        let at = (slot - self.first_slot) as usize;
+        self.on_map(at, |map| *map = new);
     }
 
     /// A hash of the rows of one slot that does not depend on the order they came in.
@@ -312,12 +306,12 @@ impl Table {
 
     /// What has changed in one slot up to now is of an earlier generation.
     pub fn begin_generation(&mut self, slot: u32, since: Since) {
-        self.on_map(slot, |map| map.begin_generation(since));
+        self.on_map_if_any(slot, |map| map.begin_generation(since));
     }
 
     /// Nothing counts as changed in one slot.
     pub fn clear_marks(&mut self, slot: u32) {
-        self.on_map(slot, RowMap::clear_marks);
+        self.on_map_if_any(slot, RowMap::clear_marks);
     }
 
     /// Put rows into one slot: each is new, or replaces the one of its key.
@@ -349,12 +343,10 @@ impl Table {
         Ok(())
     }
 
-    /// Change a slot's map, and keep account of its memory.
-    fn on_map(&mut self, slot: u32, change: impl FnOnce(&mut RowMap)) {
-        if let Some(map) = self.maps.get_mut((slot - self.first_slot) as usize) {
-            let before = map.allocated_bytes();
-            change(map);
-            self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - before;
+    /// Change the map of a slot (its number in the cluster) if the table has had rows.
+    fn on_map_if_any(&mut self, slot: u32, change: impl FnOnce(&mut RowMap)) {
+        if !self.maps.is_empty() {
+            self.on_map((slot - self.first_slot) as usize, change);
         }
     }
 }

@@ -38,11 +38,11 @@ const ROWS_DIVISOR: u64 = 16;
 
 /// Whose rows can go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Giving {
+pub(super) enum GivingSlots {
     /// Those of the slots that are served here: this node evicts them for its own pushes.
     Served,
-    /// Those of all slots that are held here: the masters of the others hear that this node is full.
-    Held,
+    /// Those of all slots here: the masters of the others hear that this node is full.
+    All,
 }
 
 /// What a table may have in a slot.
@@ -100,6 +100,11 @@ fn served(engine: &Engine) -> impl Iterator<Item = u32> + '_ {
     engine.slots().filter(serves)
 }
 
+/// What is told of a push without room while tables have rows to give up: it may come again soon.
+pub(crate) fn retry_later(why: &str) -> Refusal {
+    Refusal::NotReady(format!("tables with a capacity give up rows: {why}"))
+}
+
 impl Store {
     /// Give tables with a capacity shares that are smaller than what some of their slots have here. The
     /// tables that have something to give, with their shares.
@@ -152,7 +157,7 @@ impl Store {
     }
 
     /// Let a push bring smaller shares into its slots, if its table has one for now.
-    pub(super) fn shrink_share(&self, transaction: &mut Transaction) {
+    pub(super) fn stamp_smaller_share(&self, transaction: &mut Transaction) {
         if !self.relief.any.load(Ordering::Acquire) || transaction.stamp.share == 0 {
             return;
         }
@@ -164,7 +169,7 @@ impl Store {
     }
 
     /// Whether tables with a capacity have so many bytes to give up here.
-    pub(super) fn can_give_up(&self, bytes: u64, giving: Giving) -> bool {
+    pub(super) fn can_give_up(&self, bytes: u64, giving: GivingSlots) -> bool {
         let slots = self.space.count();
         let tables: Vec<u64> = {
             let specs = self.specs.read();
@@ -181,7 +186,7 @@ impl Store {
             let engine = stripe.read();
             for slot in engine.slots() {
                 let serves = engine.serving_state(slot) == ServingState::Serving;
-                if serves || giving == Giving::Held {
+                if serves || giving == GivingSlots::All {
                     let of = |&table: &u64| engine.evictable_bytes(table, slot) as u64;
                     lacking = lacking.saturating_sub(tables.iter().map(of).sum());
                 }
@@ -190,16 +195,9 @@ impl Store {
         lacking == 0
     }
 
-    /// What is told of a push without room while tables have rows to give up: it may come again soon.
-    pub(crate) fn after_relief(&self, refusal: Refusal, short: ShortOf) -> Refusal {
-        let Refusal::MemoryLimit(why) = refusal else {
-            return refusal;
-        };
-        // At the first one nobody has looked yet.
-        if !self.relief.any.load(Ordering::Acquire) && self.shrink_shares(short).is_empty() {
-            return Refusal::MemoryLimit(why);
-        }
-        Refusal::NotReady(format!("tables with a capacity give up rows: {why}"))
+    /// A push has no room: let tables have smaller shares, if nobody has yet. Whether any gives up rows.
+    pub(crate) fn begin_relief(&self, short: ShortOf) -> bool {
+        self.relief.any.load(Ordering::Acquire) || !self.shrink_shares(short).is_empty()
     }
 
     /// Nobody reads or changes a slot until this is dropped.
@@ -256,7 +254,7 @@ impl Store {
             share: shares.rows,
             counters: shares.counters,
         };
-        let room = self.reserve(&made, made.runs(), Giving::Served)?;
+        let room = self.reserve(&made, made.runs(), GivingSlots::Served)?;
         made.attach(room);
         Ok(made)
     }

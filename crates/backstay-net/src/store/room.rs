@@ -9,12 +9,12 @@ use backstay_core::engine::Engine;
 use backstay_core::error::Refusal;
 use backstay_core::transaction::{Run, Transaction};
 
-use super::relief::Giving;
+use super::relief::GivingSlots;
 use super::Store;
 use crate::memory::{Held, Memory, Part};
 
 /// Transactions under way may take this part of the limit; more of them have to wait.
-const UNDER_WAY: u64 = 8;
+const UNDER_WAY_DIVISOR: u64 = 8;
 /// The longest time that the sender of new rows waits before its next push.
 const LONGEST_PAUSE: Duration = Duration::from_millis(4);
 
@@ -67,7 +67,7 @@ impl Store {
         &self,
         transaction: &Transaction,
         runs: &[Run],
-        giving: Giving,
+        giving: GivingSlots,
     ) -> Result<Room, Refusal> {
         let reserved = if self.has_memory_limit() && transaction.change.creates() {
             // With much room a bound is enough that looks at no slot. With some, a bound is that looks at
@@ -88,14 +88,14 @@ impl Store {
         };
         let pause = match reserved {
             0 => Duration::ZERO,
-            _ => LONGEST_PAUSE * self.memory.shortage() as u32 / 1000,
+            _ => LONGEST_PAUSE * self.memory.shortage_permille() as u32 / 1000,
         };
         Ok(self.room(reserved, pause, transaction.allocated_bytes()))
     }
 
     /// Promise bytes for new rows. If there are too few now, tables give up rows for them; but none does
     /// for what would not fit then either.
-    fn promise(&self, wanted: u64, giving: Giving) -> Result<(), Refusal> {
+    fn promise(&self, wanted: u64, giving: GivingSlots) -> Result<(), Refusal> {
         if self.memory.reserve(wanted) {
             return Ok(());
         }
@@ -126,7 +126,7 @@ impl Store {
     /// Those behind a copy that comes in are not among them. They have a limit of their own at the master
     /// that copies, and a slow copy would hold up all that this node is master of.
     pub(super) fn check_under_way(&self, transaction: &Transaction) -> Result<(), Refusal> {
-        let most = self.memory.limit_bytes() / UNDER_WAY;
+        let most = self.memory.limit_bytes() / UNDER_WAY_DIVISOR;
         let (known, more) = (
             self.memory.of(Part::Transactions),
             transaction.allocated_bytes() as u64,
@@ -157,7 +157,7 @@ impl Store {
             Coming::Pushed => engine.growth_bytes(table, keys)?,
         } as u64;
         drop(engine);
-        match self.promise(wanted, Giving::Held) {
+        match self.promise(wanted, GivingSlots::All) {
             Ok(()) => Ok(Some(self.room(wanted, Duration::ZERO, 0))),
             // The copy is tried again, when pushes and rows may be other ones.
             Err(Refusal::NoRoomEver(why)) => Err(Refusal::MemoryLimit(why)),
@@ -294,12 +294,12 @@ mod tests {
         assert!(known > 0);
         store
             .memory
-            .change(Part::Transactions, 0, LIMIT / UNDER_WAY - known);
+            .change(Part::Transactions, 0, LIMIT / UNDER_WAY_DIVISOR - known);
         let refused = store.prepare(&mut other).unwrap_err();
         assert!(matches!(refused, Refusal::NotReady(_)), "{refused:?}");
         store
             .memory
-            .change(Part::Transactions, LIMIT / UNDER_WAY - known, 0);
+            .change(Part::Transactions, LIMIT / UNDER_WAY_DIVISOR - known, 0);
         store.prepare(&mut other).unwrap();
         drop((one, other));
         assert_eq!(store.memory.of(Part::Transactions), 0);
