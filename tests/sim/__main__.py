@@ -37,8 +37,10 @@ def main() -> int:
         "deletes": arguments.deletes,
         "lifetimes": arguments.lifetimes,
         "stale": arguments.stale,
+        "stream": arguments.stream,
     }
     names = ("jobs", "restores", "inexact", "cuts", "tasks", "deletes", "lifetimes", "stale")
+    names += ("stream",)
     flags = "".join(f" --{name}" for name in names if getattr(arguments, name))
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
         alone = arguments.trace or len(seeds) == 1
@@ -105,6 +107,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--stale", action="store_true", help="with tables that make up for stale gradients"
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="with --jobs: over data without an end"
     )
     parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

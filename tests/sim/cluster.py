@@ -26,6 +26,7 @@ from tests.sim.pserver import Pserver
 from tests.sim.settings import TableSettings
 from tests.sim.staleness import StaleTrainer, stale_keys, stale_tables
 from tests.sim.store import SimStore
+from tests.sim.streams import StreamBook
 from tests.sim.tasks import TaskBook, TaskTrainer
 from tests.sim.trainer import Trainer
 
@@ -121,6 +122,7 @@ class Cluster:
         deletes: bool = False,
         lifetimes: bool = False,
         stale: bool = False,
+        stream: bool = False,
     ) -> None:
         self.allows_inexact = inexact
         self.cuts_passes = cuts
@@ -153,7 +155,7 @@ class Cluster:
         self.tasks: TaskBook | None = None
         self.job: JobBook | None = None
         if job:
-            self.job = JobBook(self, seed)
+            self.job = (StreamBook if stream else JobBook)(self, seed)
             numbers = range(self.options.trainers + 1)
             self.trainers += [JobWorker(self, number, self.job) for number in numbers]
         else:
@@ -455,6 +457,7 @@ def simulate(
     deletes: bool = False,
     lifetimes: bool = False,
     stale: bool = False,
+    stream: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -469,6 +472,7 @@ def simulate(
         deletes: Trainers delete rows as well.
         lifetimes: The table has a lifetime, and rows expire as well.
         stale: With tables that make up for stale gradients, and trainers that push such.
+        stream: The data of the job have no end.
     """
     cluster = Cluster(
         seed,
@@ -481,6 +485,7 @@ def simulate(
         deletes=deletes,
         lifetimes=lifetimes,
         stale=stale,
+        stream=stream,
     )
     failure = ""
     try:
