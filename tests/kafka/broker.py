@@ -33,6 +33,8 @@ POM = Path(__file__).parent / "pom.xml"
 CACHE_VARIABLE = "KAFKA_TESTS_CACHE"
 FETCH_LIMIT_S = 600.0
 CALL_S = 30.0
+# Of Java on a machine that is busy.
+START_LIMIT_S = 120.0
 PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -104,7 +106,7 @@ class KafkaBroker:
             self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c"),
             check=True,
             stdout=subprocess.DEVNULL,
-            timeout=CALL_S,
+            timeout=START_LIMIT_S,
         )
         self.start()
         return self
@@ -123,7 +125,11 @@ class KafkaBroker:
             self._process = subprocess.Popen(
                 self._java("kafka.Kafka", heap="-Xmx384m"), stdout=log, stderr=log
             )
-        wait_until(self._answers, lambda: (self._folder / "broker.log").read_text()[-2000:])
+        wait_until(
+            self._answers,
+            lambda: (self._folder / "broker.log").read_text()[-2000:],
+            limit_s=START_LIMIT_S,
+        )
 
     def kill(self) -> None:
         """End it with SIGKILL."""

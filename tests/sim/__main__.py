@@ -24,7 +24,7 @@ GARBAGE_THRESHOLD = 500_000
 # Flags that make a seed another run.
 WAYS = (
     *("jobs", "restores", "inexact", "cuts", "tasks"),
-    *("deletes", "lifetimes", "stale", "crowded"),
+    *("deletes", "lifetimes", "stale", "crowded", "stream"),
 )
 
 
@@ -44,6 +44,7 @@ def main() -> int:
         "lifetimes": arguments.lifetimes,
         "stale": arguments.stale,
         "crowded": arguments.crowded,
+        "stream": arguments.stream,
     }
     flags = "".join(f" --{name}" for name in WAYS if getattr(arguments, name))
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
@@ -114,6 +115,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--crowded", action="store_true", help="with a table that has more keys than room"
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="with --jobs: over data without an end"
     )
     parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

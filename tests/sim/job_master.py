@@ -31,6 +31,7 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store.follow import FencingToken
 from backstay.errors import InvalidRequest, JobRefused, WorkerReplaced
+from backstay.job_engine.events.streams import PlannedTake
 from backstay.job_engine.opening import RecordedJob, opened_job
 from backstay.job_engine.rows_change import incarnation_in
 from backstay.master.job import Job
@@ -52,6 +53,7 @@ RETRY = 20 * MS
 CHANGES_MAX = 2
 LOOK = 60 * MS
 EXPIRE = 20 * MS
+POLL = 30 * MS
 NOT_MASTER = "not the job master"
 
 
@@ -212,8 +214,7 @@ class SimMaster:
             JournalRecord.from_json(last.value).number if last is not None else 0,
         )
         recorded = RecordedJob({key: item.value for key, item in found.values().items()}, KEYS)
-        spec, table, state = self.book.spec, recorded.table("training"), recorded.state()
-        assert table is not None
+        spec, state = self.book.spec, recorded.state()
         assert state is not None
         opened = opened_job(
             spec,
@@ -222,7 +223,7 @@ class SimMaster:
             recorded,
             identity=recorded.identity(spec, uid=UID, now_ms=1),
             state=state,
-            tables={"training": table},
+            tables={"training": self.book.table()},
             now_s=self.now_s(),
         )
         job = Job(
@@ -248,6 +249,25 @@ class SimMaster:
         self.job = job
         self.queue.after(EXPIRE, partial(self.handle, self._expire))
         self.queue.after(LOOK, partial(self.handle, self._look))
+        if self.book.ends() is not None:
+            self.queue.after(POLL, partial(self.handle, self._poll))
+
+    def _poll(self) -> None:
+        """Take what has come, as ``StreamPoll`` does."""
+        job, ends = self.job, self.book.ends()
+        assert job is not None
+        assert ends is not None
+        self.queue.after(POLL, partial(self.handle, self._poll))
+        if job.wants_start:
+            job.begin_stream(dict.fromkeys(ends, 0))
+        planned = job.plan_take(ends, self.now_s())
+        if planned is not None:
+            self._journal.when_durable(partial(self._take, job, planned))
+
+    def _take(self, job: Job, planned: PlannedTake) -> None:
+        self.queue.counts["takes"] += len(planned.takes)
+        job.take(planned)
+        job.advance()
 
     def _expire(self) -> None:
         assert self.job is not None

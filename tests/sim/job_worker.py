@@ -20,7 +20,7 @@ from backstay.master.job import Job
 from backstay.schedule.rounds import RoundId, RoundKind
 from tests.sim.events import MS, Clock, Micros
 from tests.sim.job_master import LEASE_TTL_MS, NOT_MASTER, SimMaster
-from tests.sim.jobs import BATCHES, TABLES, JobBook
+from tests.sim.jobs import TABLES, JobBook
 from tests.sim.trainer import BACKOFF, Push, Trainer
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class JobWorker(Trainer):
             self._ask()
         elif self._given.round.id.kind is not RoundKind.TRAINING:
             self._complete(self._given)
-        elif self._batch < BATCHES:
+        elif self._batch < self._batches(self._given):
             if len(self.pushes) < self._window:
                 self._push_batch(self._given)
         elif not self.pushes:
@@ -334,6 +334,11 @@ class JobWorker(Trainer):
             return
         super()._send(push)
 
+    def _batches(self, given: Assignment) -> int:
+        if given.round.id.kind is not RoundKind.TRAINING:
+            return 1
+        return self.book.batches(given.round.id.number, given.lease.task)
+
     # The end of a task
 
     def _complete(self, given: Assignment) -> None:
@@ -342,8 +347,9 @@ class JobWorker(Trainer):
         def complete(job: Job, name: str) -> bool | str:
             if job.is_of_later_master(given.lease):
                 return NOT_MASTER
+            batches = self._batches(given)
             counts, _ = job.complete(
-                name, given.round.id, given.lease, batches=BATCHES, examples=BATCHES
+                name, given.round.id, given.lease, batches=batches, examples=batches
             )
             return counts
 

@@ -6,7 +6,9 @@ The judge knows what each batch pushes: when the job is done, each slot counts e
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property, partial
+from itertools import product
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +66,7 @@ class JobBook:
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
         self.random = Random(f"job {seed}")
-        self.spec = job_spec(seed, cuts=cluster.cuts_passes)
+        self.spec = self._spec(seed)
         self.failed = False
         self._rescues = 0
         self.went_back = 0
@@ -74,13 +76,11 @@ class JobBook:
         self.stream_job = stream_job_of(UID)
         self._seed = seed
         self._deaths = self.random.choice((0, 2, 6, 12))
-        table = TaskTable.from_shards([Shard("data.csv", TASKS * BATCHES)], BATCHES)
+        table = self.table()
         state = JobStateRecord("running", data={"training": table.digest()})
         records = {
             KEYS.spec: JobSpecRecord(UID, 1, self.spec.to_json()).to_json(),
             KEYS.state: state.to_json(),
-            KEYS.shard_count("training"): "1",
-            KEYS.shards("training", 0): table.to_chunks()[0],
         }
         puts = tuple(Put(key, text) for key, text in records.items())
         cluster.store.state.transact(Txn((), puts))
@@ -89,6 +89,13 @@ class JobBook:
             at = self.random.randrange(100 * MS, cluster.options.faults_end)
             cluster.queue.after(at, self._hurt_master)
         cluster.queue.after(50 * MS, self._supervise)
+
+    def _spec(self, seed: int) -> JobSpec:
+        return job_spec(seed, cuts=self.cluster.cuts_passes)
+
+    def table(self) -> TaskTable:
+        """Return the tasks of the training data."""
+        return TaskTable.from_shards([Shard("data.csv", TASKS * BATCHES)], BATCHES)
 
     # Masters
 
@@ -135,6 +142,19 @@ class JobBook:
         self.cluster.queue.after(50 * MS, self._supervise)
 
     # Data
+
+    def ends(self) -> dict[str, tuple[int, int]] | None:
+        """Return what partitions hold now; None: the data have an end."""
+        return None
+
+    def tasks(self) -> Iterator[tuple[int, int]]:
+        """Yield all tasks, with the numbers of their passes."""
+        yield from product(range(1, PASSES + 1), range(TASKS))
+
+    def batches(self, number: int, task: int) -> int:
+        """Return how many batches a task has."""
+        del number, task
+        return BATCHES
 
     def keys_of(self, number: int, task: int, batch: int) -> list[list[int]]:
         """Return the keys of each table's push of a batch; the same for every reader."""
@@ -248,13 +268,12 @@ class JobBook:
         """
         least: Counter[int] = Counter()
         most: Counter[int] = Counter()
-        for number in range(1, PASSES + 1):
-            for task in range(TASKS):
-                for batch in range(BATCHES):
-                    for pushed in self.keys_of(number, task, batch):
-                        most.update(pushed)
-                        if not self.is_cut(number, task):
-                            least.update(pushed)
+        for number, task in self.tasks():
+            for batch in range(self.batches(number, task)):
+                for pushed in self.keys_of(number, task, batch):
+                    most.update(pushed)
+                    if not self.is_cut(number, task):
+                        least.update(pushed)
         return least, most
 
     def is_cut(self, number: int, task: int) -> bool:
@@ -264,14 +283,18 @@ class JobBook:
             return False
         found = self.cluster.store.state.get(KEYS.done(f"training-{number}", 0))
         chunks = {} if found is None else {0: found.value}
-        return task not in TaskBits.from_chunks(TASKS, chunks)
+        return task not in TaskBits.from_chunks(self._size(number), chunks)
+
+    def _size(self, number: int) -> int:
+        """Return how many tasks a pass has."""
+        del number
+        return TASKS
 
     def note_cut(self) -> None:
         """Have the judge of single pushes expect nothing of tasks that are not done."""
-        for number in range(1, PASSES + 1):
-            for task in range(TASKS):
-                if self.is_cut(number, task):
-                    self.cluster.history.cut((self.stream_job, number, task))
+        for number, task in self.tasks():
+            if self.is_cut(number, task):
+                self.cluster.history.cut((self.stream_job, number, task))
 
 
 class JobCheckpoints(Checkpoints):
