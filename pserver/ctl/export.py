@@ -50,7 +50,7 @@ def export() -> None:
 @export.command(
     epilog=examples(
         "pserverctl export start clicks /shared/serve/clicks",
-        "pserverctl export start ads s3://bucket/serve/ads --every 5 --table 'job/ads' --statistics",
+        "pserverctl export start ads s3://bucket/ads --every 5 --table job/ads --statistics",
     )
 )
 @json_option()

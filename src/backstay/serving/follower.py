@@ -81,7 +81,7 @@ class Follower:
         poll_s: float = POLL_S,
         wait_s: float = WAIT_S,
     ) -> None:
-        """Open an export, and wait for its first base.
+        """Open an export; wait for its base, and until the increments that are there are taken.
 
         Args:
             url: The folder or URL that ``pserverctl export start`` names.
@@ -100,6 +100,8 @@ class Follower:
         self._scratch = tempfile.TemporaryDirectory(prefix="backstay-follower-")
         # Replaced as a whole: a reader has the old version or the new one.
         self._version: Version | None = None
+        # Whether all that was there, when there was a base first, was looked at.
+        self._has_looked = False
         self._trouble = "there is no base yet"
         # Bases that were looked at and are not taken, as long as the chain is this one.
         self._passed: set[str] = set()
@@ -109,13 +111,15 @@ class Follower:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="backstay-follower", daemon=True)
         self._thread.start()
-        try:
-            self.wait_for_version(1, timeout_s=wait_s)
-        except TimeoutError as error:
-            self.close()
-            raise CheckpointNotFound(
-                f"{self.where} has no base to begin with after {wait_s:g} s: {self._trouble}"
-            ) from error
+        with self._changed:
+            self._changed.wait_for(lambda: self._version is not None, wait_s)
+            if self._version is not None:
+                self._changed.wait_for(lambda: self._has_looked)
+                return
+        self.close()
+        raise CheckpointNotFound(
+            f"{self.where} has no base to begin with after {wait_s:g} s: {self._trouble}"
+        )
 
     @property
     def where(self) -> str:
@@ -225,6 +229,10 @@ class Follower:
                     trouble or "all is well again",
                 )
                 self._trouble = trouble
+            if self._version is not None and not self._has_looked:
+                with self._changed:
+                    self._has_looked = True
+                    self._changed.notify_all()
             self._stop.wait(self._poll_s)
 
     def _look(self) -> str:
