@@ -216,7 +216,7 @@ class Element(JsonRecord, what="element"):
         return len(self.slots.part)
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Length of its parts together."""
         return sum(part.bytes for part in self.parts)
 

@@ -83,7 +83,7 @@ class _Base:
     since: Mapping[int, int]
 
     def with_increment(self, element: Element) -> _Base:
-        return _Base(self.id, self.bytes, {**self.since, element.number: element.bytes})
+        return _Base(self.id, self.bytes, {**self.since, element.number: element.total_bytes})
 
 
 class Exporter:
@@ -262,13 +262,13 @@ class Exporter:
             raise
         since = {} if self._base is None or reason else self._base.since
         newer = {number: size for number, size in since.items() if number > element.number}
-        self._base = _Base(new_id, element.bytes, newer)
+        self._base = _Base(new_id, element.total_bytes, newer)
         log.info(
             "export %s: base %s is written: %d rows, %d bytes%s",
             self._record.name,
             new_id,
             element.rows,
-            element.bytes,
+            element.total_bytes,
             f"; {reason}" if reason else "",
         )
         assert self._folder is not None

@@ -62,8 +62,8 @@ class ExportRecords:
         )
         present = await self.all()
         if (known := present.get(name)) is not None:
-            kept = {"run": known.run, "started": known.started, "trouble": known.trouble}
-            if replace(wanted, **kept) == known:
+            same = replace(wanted, run=known.run, started=known.started, trouble=known.trouble)
+            if same == known:
                 return known
             what = "ends" if known.stopping else f"goes to {known.url} with other settings"
             raise ExportRefused(

@@ -75,7 +75,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         for name, record in sorted(records.items()):
             told = _described(record, tables[name])
             try:
-                newest = await in_disk_thread(lambda url=record.url: ExportFolder(url).newest())
+                newest = await in_disk_thread(_newest_at, record.url)
             except BackstayError as error:
                 told.trouble = told.trouble or str(error)
             else:
@@ -87,6 +87,10 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         if self.parts is None:
             raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
         return self.parts
+
+
+def _newest_at(url: str) -> Element | None:
+    return ExportFolder(url).newest()
 
 
 def _described(record: ExportRecord, tables: tuple[str, ...]) -> export_pb2.Export:
@@ -108,4 +112,5 @@ def _add_element(told: export_pb2.Export, newest: Element | None) -> None:
         return
     told.element, told.chain, told.reason = newest.id, newest.chain, newest.reason
     told.age_s = max(time.time() - newest.begun, 0.0)
-    told.rows, told.bytes, told.left_out = newest.rows, newest.bytes, len(newest.left_out)
+    told.rows, told.bytes = newest.rows, newest.total_bytes
+    told.left_out = len(newest.left_out)

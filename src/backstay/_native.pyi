@@ -22,6 +22,7 @@ __all__ = [
     "PendingPush",
     "PushRequest",
     "PushStream",
+    "ServedTables",
     "SimMessage",
     "SimNode",
     "SimSlot",
@@ -270,7 +271,7 @@ class ServedTables:
     Any thread may look up in it while the next version is made.
     """
 
-    def __new__(cls, slot_count: int, tables: Sequence[tuple[str, int]]) -> Self:
+    def __new__(cls, slot_count: int, tables: Sequence[tuple[str, int]]) -> ServedTables:
         """Make empty tables, each with the elements of a row."""
     def with_parts(self, parts_json: str, emptied: Sequence[int]) -> ServedTables:
         """Return the next version: with slots of the parts of an element.

@@ -92,7 +92,10 @@ def is_whole(cluster: LocalCluster, nodes: int) -> bool:
 def _cluster(cluster: LocalCluster) -> cluster_pb2.GetClusterResponse:
     with _channel(cluster) as channel:
         stub = cluster_pb2_grpc.ClusterServiceStub(channel)
-        return stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=CALL_S)
+        answer: cluster_pb2.GetClusterResponse = stub.GetCluster(
+            cluster_pb2.GetClusterRequest(), timeout=CALL_S
+        )
+        return answer
 
 
 def _channel(cluster: LocalCluster) -> Any:

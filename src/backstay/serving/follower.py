@@ -79,7 +79,7 @@ class Follower:
         *,
         options: Mapping[str, Any] | None = None,
         poll_s: float = POLL_S,
-        wait_s: float = WAIT_S,
+        wait_s: float | None = None,
     ) -> None:
         """Open an export; wait for its base, and until the increments that are there are taken.
 
@@ -87,12 +87,13 @@ class Follower:
             url: The folder or URL that ``pserverctl export start`` names.
             options: For fsspec's file system.
             poll_s: Seconds from one look for new elements to the next.
-            wait_s: How long to wait for a base.
+            wait_s: How long to wait for a base. Default: 30 s.
 
         Raises:
             ConfigError: There is no such protocol, or a number is out of range.
             CheckpointNotFound: There is no whole base after ``wait_s``; the message says why.
         """
+        wait_s = WAIT_S if wait_s is None else wait_s
         if not poll_s > 0 or not wait_s >= 0:
             raise ConfigError(f"poll_s {poll_s:g} must be above 0, wait_s {wait_s:g} not below")
         self._folder = ExportFolder(url, options)
@@ -112,8 +113,7 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="backstay-follower", daemon=True)
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._version is not None, wait_s)
-            if self._version is not None:
+            if self._changed.wait_for(lambda: self._number() > 0, wait_s):
                 self._changed.wait_for(lambda: self._has_looked)
                 return
         self.close()
