@@ -232,8 +232,9 @@ class DataServer:
                 changed since.
             most_bytes: Slots behind more than this are left out.
             cancelled: Ends the copying when told to.
-            export_json: For a running export: ``{"tables": [name], "statistics", "score_at_least"}``.
-                Slots are left out, too, until ``track_exports`` has named its tables here.
+            export_json: For a running export: ``{"tables": [name], "statistics",
+                "score_at_least"}``. Slots are left out, too, until ``track_exports`` has named its
+                tables here.
 
         Raises:
             ClosedError: It was cancelled.

@@ -4,42 +4,24 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from backstay.errors import CheckpointNotFound
-from backstay.job.model_definition import load
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer.adapter.session import init
-from backstay.trainer.model.frameworks import adapter
 from tests.integration.exporting import settled, start_export
+from tests.integration.followed_training import ADS, USERS, train
 from tests.integration.tiny_jobs import write_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-
-USERS = np.arange(0, 900, 13)
-ADS = USERS % 50
 
 
 @pytest.fixture(params=["paddle", "torch"])
 def framework(request: pytest.FixtureRequest) -> str:
     pytest.importorskip(request.param)
     return str(request.param)
-
-
-def train(cluster: LocalCluster, spec: JobSpec, framework: str) -> Any:
-    """Train a little more; return what the servers' rows predict then."""
-    generator = np.random.default_rng(7)
-    with init(cluster.endpoints, trainer_id=0, trainers_num=1, job=spec.name) as session:
-        program = adapter(framework).build(load(spec.model), session.client, spec)
-        for _ in range(5):
-            users, ads = generator.integers(0, 100, 64), generator.integers(0, 50, 64)
-            program.train_batch({"users": users, "ads": ads}, (users % 2).astype(np.float32))
-        program.synchronize()
-        return program.predict({"users": USERS, "ads": ADS})
 
 
 def test_a_model_that_is_followed_predicts_as_the_servers_do(
