@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,32 @@ from backstay.errors import (
 )
 from backstay.tables import Dense, Sparse, TableSpec
 
-__all__ = ["Export", "ExportedTable", "Unknown"]
+__all__ = ["Export", "ExportedTable", "RowsByKey", "Unknown", "as_keys", "with_unknown"]
 
 # What a key gets that training has not met: zeros, the initial value that it would have on a
 # server, or an error.
 Unknown: TypeAlias = Literal["zeros", "initial", "refuse"]
+
+
+class RowsByKey(Protocol):
+    """The rows of a sparse table, wherever they are: what layers for inference need of them."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """The table's description."""
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def lookup(self, keys: Any, *, unknown: Unknown = "zeros") -> NDArray[np.float32]:
+        """Return the rows of keys, float32 [*keys.shape, dim]."""
+
+    def to_numpy(self) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+        """Return keys and weights as arrays of their own, in memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,24 +112,14 @@ class ExportedTable:
         Raises:
             InvalidRequest: The keys are not integers; or one has no row, with "refuse".
         """
-        if unknown not in get_args(Unknown):
-            raise InvalidRequest(f"unknown={unknown!r}; allowed: {', '.join(get_args(Unknown))}")
-        wanted = _as_keys(keys)
+        wanted = as_keys(keys)
         flat = wanted.reshape(-1)
         rows = np.zeros((len(flat), self.dim), np.float32)
         places = np.searchsorted(self.keys, flat)
         known = places < len(self.keys)
         known[known] = self.keys[places[known]] == flat[known]
         rows[known] = self.weights[places[known]]
-        missing = flat[~known]
-        if len(missing) and unknown == "refuse":
-            raise InvalidRequest(
-                f"table {self.spec.name} has no row of {len(missing)} of {len(flat)} keys; "
-                f"the first is {missing[0]}"
-            )
-        if len(missing) and unknown == "initial":
-            rows[~known] = initial_rows(self.spec.to_json(), missing)
-        return rows.reshape(*wanted.shape, self.dim)
+        return with_unknown(self.spec, flat, rows, known, unknown).reshape(*wanted.shape, self.dim)
 
     def to_numpy(self) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
         """Return keys and weights as arrays of their own, in memory."""
@@ -306,7 +317,37 @@ def _read_parquet(path: Path) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
     return keys, weights
 
 
-def _as_keys(keys: Any) -> NDArray[np.uint64]:
+def with_unknown(
+    spec: TableSpec,
+    keys: NDArray[np.uint64],
+    rows: NDArray[np.float32],
+    known: NDArray[np.bool_],
+    unknown: Unknown,
+) -> NDArray[np.float32]:
+    """Return rows [n, dim] in which those of keys without a row, zeros so far, are as wanted.
+
+    Raises:
+        InvalidRequest: There is such a key, and ``unknown`` is "refuse"; or no such word.
+    """
+    if unknown not in get_args(Unknown):
+        raise InvalidRequest(f"unknown={unknown!r}; allowed: {', '.join(get_args(Unknown))}")
+    missing = keys[~known]
+    if len(missing) and unknown == "refuse":
+        raise InvalidRequest(
+            f"table {spec.name} has no row of {len(missing)} of {len(keys)} keys; "
+            f"the first is {missing[0]}"
+        )
+    if len(missing) and unknown == "initial":
+        rows[~known] = initial_rows(spec.to_json(), missing)
+    return rows
+
+
+def as_keys(keys: Any) -> NDArray[np.uint64]:
+    """Return keys as uint64 of the same shape; signed ones keep their bits.
+
+    Raises:
+        InvalidRequest: They are not integers.
+    """
     array = np.asarray(keys)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)  # an empty list, which has no numbers to be of a kind

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from backstay.checkpoint.catalogue import catalogue
 from backstay.checkpoint.export import EXPORT_FILE, ModelPart
-from backstay.checkpoint.export_reader import Export, ExportedTable
+from backstay.checkpoint.export_reader import Export, ExportedTable, RowsByKey
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointDamaged, CheckpointNotFound, InvalidRequest
@@ -44,7 +44,7 @@ class TrainedTables(Protocol):
     def model(self) -> ModelPart | None:
         """What is known of the model; of a checkpoint nothing."""
 
-    def table(self, name: str) -> ExportedTable:
+    def table(self, name: str) -> RowsByKey:
         """Open a sparse table."""
 
     def dense(self, name: str) -> NDArray[np.float32]:

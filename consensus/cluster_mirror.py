@@ -30,6 +30,7 @@ from backstay.consensus.records.checkpoints import (
     RestorePlan,
     SaveRecord,
 )
+from backstay.consensus.records.exports import ExportRecord
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.records.packing import unpack
 from backstay.consensus.records.plans import ResizePlan
@@ -89,6 +90,7 @@ class ClusterSnapshot:
         plan: The resize, drain or rebalance that was asked for last; None before the first.
         plan_revision: The store's revision of the last write of that record.
         repairs: The newest repairs by id, for people.
+        exports: The exports that go on, by name.
         unreadable: Keys whose record this version cannot read, each with the reason.
         trouble: Why the store does not answer; empty while it does.
     """
@@ -113,6 +115,7 @@ class ClusterSnapshot:
     plan: ResizePlan | None = None
     plan_revision: int = 0
     repairs: Mapping[int, RepairRecord] = field(default_factory=lambda: MappingProxyType({}))
+    exports: Mapping[str, ExportRecord] = field(default_factory=lambda: MappingProxyType({}))
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     trouble: str = ""
 
@@ -222,8 +225,9 @@ class _Changes:
         try:
             self._read(item)
         except InvalidRequest as error:
-            # Repairs are for people: one that cannot be read must not stop decisions.
-            if not item.key.startswith(self._keys.repairs):
+            # Repairs are for people, and no decision goes by an export: one that cannot be read
+            # must not stop decisions.
+            if not item.key.startswith((self._keys.repairs, self._keys.exports)):
                 unreadable[item.key] = str(error)
         else:
             unreadable.pop(item.key, None)
@@ -247,6 +251,8 @@ class _Changes:
             self._values.update(plan=None, plan_revision=0)
         elif key == keys.config:
             self._map("unreadable")[key] = "the config record was removed"
+        elif key.startswith(keys.exports):
+            self._map("exports").pop(key.removeprefix(keys.exports), None)
         elif key.startswith(keys.members):
             self._map("members").pop(key.removeprefix(keys.members), None)
         elif key.startswith(keys.tables):
@@ -296,6 +302,11 @@ class _Changes:
         elif key.startswith(keys.repairs):
             repair = RepairRecord.from_json(item.value)
             self._map("repairs")[repair.repair_id] = repair
+        elif key.startswith(keys.exports):
+            export = ExportRecord.from_json(item.value)
+            if key != keys.export(export.name):
+                raise InvalidRequest(f"export record of {export.name!r} under another key")
+            self._map("exports")[export.name] = export
         elif key.startswith(keys.members):
             member = MemberRecord.from_json(item.value)
             if key != keys.member(member.node_id):

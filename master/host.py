@@ -42,6 +42,7 @@ from backstay.errors import (
 )
 from backstay.job_spec import JobSpec
 from backstay.master.config import MasterConfig
+from backstay.master.exporting import JobExport
 from backstay.master.hosted_launcher import ExitsSeen, HostedLauncher, LaunchHandler
 from backstay.master.job import Job, open_job
 from backstay.master.journal import Journal
@@ -259,6 +260,7 @@ class MasterHost:
         job.stage_state()
         saving = Saving(job, self._spec.name, checkpoints, servers_end=self._config.servers_end)
         upkeep = RowUpkeep(job, self._spec.name, self._directory, self._config.client)
+        export = self._export_of(job)
         self._service.try_save_now = saving.try_now
         await _until_answered(saving.look)
         job.advance()
@@ -283,6 +285,8 @@ class MasterHost:
             "restores": saving.watch_restores(),
             "the upkeep of rows": upkeep.run(),
         }
+        if export is not None:
+            works["the export"] = export.run()
         report: StreamReport | None = None
         if source is not None:
             report = StreamReport(job, source)
@@ -292,7 +296,7 @@ class MasterHost:
         metrics = asyncio.create_task(
             serve_metrics(job, lambda: self._service.status_of(job)), name="metrics"
         )
-        over = asyncio.create_task(self._over(job, saving))
+        over = asyncio.create_task(self._over(job, saving, export))
         try:
             async with HostedLauncher(
                 self._spec, self._config.endpoints, handler, self._config.owner
@@ -349,7 +353,13 @@ class MasterHost:
             left_s = LOOK_S if next_s is None else next_s - self._clock()
             await asyncio.sleep(min(max(left_s, 0.005), LOOK_S))
 
-    async def _over(self, job: Job, saving: Saving) -> RunState:
+    def _export_of(self, job: Job) -> JobExport | None:
+        spec = self._spec.exports
+        if spec is None or self._spec.kind != "training":
+            return None
+        return JobExport(job, self._spec.name, spec, self._directory)
+
+    async def _over(self, job: Job, saving: Saving, export: JobExport | None) -> RunState:
         """Wait until the job is over and its workers know; returns its state."""
         while not job.is_over:
             await job.changed.wait()
@@ -357,6 +367,8 @@ class MasterHost:
             if not self._forget:
                 await saving.save_stopped()
             job.stopped_is_saved()
+        if export is not None:
+            await export.stop()
         deadline_s = self._clock() + self._config.linger_ms / 1000
         while self._clock() < deadline_s and not job.workers_know_end:
             with suppress(asyncio.TimeoutError):

@@ -18,6 +18,7 @@ from backstay._version import __version__
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror
 from backstay.consensus.records import ClusterConfig, ControllerRecord, MemberRecord, RoutingTable
+from backstay.consensus.records.exports import ExportRecord, tables_of_exports
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.records.nodes import MemberStatus
 from backstay.consensus.store import CoordinationStore
@@ -31,6 +32,7 @@ from backstay.errors import (
     StoreUnavailable,
 )
 from backstay.logs import fields
+from backstay.pserver.checkpoints.gathering import SlotGatherer
 from backstay.pserver.checkpoints.loading import SlotLoader
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
@@ -39,6 +41,9 @@ from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.checkpoints.schedule import CheckpointSchedule
 from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
+from backstay.pserver.exports.exporter import Exporter
+from backstay.pserver.exports.records import ExportRecords
+from backstay.pserver.exports.schedule import ExportSchedule
 from backstay.pserver.leadership.controller_host import ControllerHost
 from backstay.pserver.leadership.slot_sizes import SlotSizes
 from backstay.pserver.membership.departures import (
@@ -157,8 +162,9 @@ class ClusterMember:
         keys: Keys,
         registry: TableRegistry,
     ) -> None:
-        """Put together the handlers of requests: tables, checkpoints, plans."""
+        """Put together the handlers of requests: tables, checkpoints, exports, plans."""
         mirror, identity = self._mirror, self._identity
+        self._specs = lambda: [TableSpec.from_json(table.spec_json) for table in registry]
         self.creation = TableCreation(
             store=store,
             keys=keys,
@@ -179,12 +185,14 @@ class ClusterMember:
                 view=mirror,
                 cluster_uid=self._joined.cluster_uid,
                 calls=self._calls,
-                specs=lambda: [TableSpec.from_json(table.spec_json) for table in registry],
+                specs=self._specs,
                 figures=self._figures,
             ),
             writer=SlotWriter(self._server, identity.instance),
+            increments=SlotWriter(self._server, identity.instance, name="increment", nice=0),
             create_table=self.creation.have,
         )
+        self.exports = ExportRecords(store, keys)
         self._loader = SlotLoader(
             self._server,
             self._keeper.have,
@@ -211,6 +219,7 @@ class ClusterMember:
         async with AsyncExitStack() as stack:
             stack.callback(self._registration.close)
             stack.callback(self.checkpoints.writer.close)
+            stack.callback(self.checkpoints.increments.close)
             await self._registration.register()
             self.is_registered = True
             stack.push_async_callback(self._departures.close)
@@ -234,6 +243,7 @@ class ClusterMember:
                 asyncio.ensure_future(self._follow(on_ready)),
                 asyncio.ensure_future(self._loader.run()),
                 asyncio.ensure_future(schedule.run()),
+                asyncio.ensure_future(self._export_schedule().run()),
             ]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -242,6 +252,20 @@ class ClusterMember:
                         task.result()
             finally:
                 await end_tasks(*tasks)
+
+    def _export_schedule(self) -> ExportSchedule:
+        def open_exporter(record: ExportRecord) -> Exporter:
+            return Exporter(
+                record,
+                view=self._mirror,
+                gatherer=SlotGatherer(self._mirror, self._calls),
+                specs=self._specs,
+                cluster_uid=self._joined.cluster_uid,
+            )
+
+        return ExportSchedule(
+            self._mirror, self.exports, open_exporter, lambda: self._figures.is_controller
+        )
 
     async def set_status(self, status: MemberStatus) -> None:
         """Tell the cluster, and wait until the store has it."""
@@ -275,6 +299,7 @@ class ClusterMember:
         await self._registration.set_status("serving")
         loop = asyncio.get_running_loop()
         revision, version, is_ready = -1, 0, False
+        tracked: list[str] = []
         before: RoutingTable | None = None
         while True:
             snapshot = await self._mirror.newer_than(revision)
@@ -282,6 +307,11 @@ class ClusterMember:
             self._figures.notice(snapshot, loop.time())
             self.readiness.notice(snapshot)
             self._keeper.apply_records(dict(snapshot.tables))
+            exported = tables_of_exports(snapshot.exports, snapshot.tables)
+            wanted = sorted(table for tables in exported.values() for table in tables)
+            if wanted != tracked:
+                self._server.track_exports(wanted)
+                tracked = wanted
             routing = snapshot.routing
             own = self._identity
             if is_ready and is_dismissed(snapshot.plan, routing, own.node_id, own.instance):

@@ -22,6 +22,7 @@ from backstay._native import DataServer
 from backstay._proto.v1 import (
     checkpoint_pb2_grpc,
     cluster_pb2_grpc,
+    export_pb2_grpc,
     node_pb2_grpc,
     resize_pb2_grpc,
     settings_pb2_grpc,
@@ -51,6 +52,7 @@ from backstay.pserver.requests.losses import accept_loss
 from backstay.pserver.requests.settings import SettingsKeeper
 from backstay.pserver.services.checkpoint import CheckpointService
 from backstay.pserver.services.cluster import ClusterService
+from backstay.pserver.services.export import ExportParts, ExportService
 from backstay.pserver.services.node import NodeService
 from backstay.pserver.services.resize import ResizeService
 from backstay.pserver.services.settings import SettingsService
@@ -70,6 +72,7 @@ SERVICE_NAMES = [
     "backstay.v1.TablesService",
     "backstay.v1.NodeService",
     "backstay.v1.CheckpointService",
+    "backstay.v1.ExportService",
     "backstay.v1.SettingsService",
     "backstay.v1.ResizeService",
     "backstay.v1.StoreService",
@@ -139,6 +142,7 @@ class Node:
         )
         self._settings_service = SettingsService()
         self._checkpoint_service = CheckpointService()
+        self._export_service = ExportService()
         self._loop = asyncio.get_running_loop()
         self._metrics = self._open_metrics()
         self._member: ClusterMember | None = None
@@ -216,6 +220,7 @@ class Node:
             accept_loss, opened.store, self._keys, self._mirror
         )
         self._checkpoint_service.parts = self._member.checkpoints
+        self._export_service.parts = ExportParts(self._member.exports, self._mirror)
         self._settings_service.keeper = SettingsKeeper(opened.store, self._keys)
 
         async def ready() -> None:
@@ -347,6 +352,7 @@ class Node:
         checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(
             self._checkpoint_service, server
         )
+        export_pb2_grpc.add_ExportServiceServicer_to_server(self._export_service, server)
         resize_pb2_grpc.add_ResizeServiceServicer_to_server(
             ResizeService(lambda: self._member.plans if self._member is not None else None), server
         )

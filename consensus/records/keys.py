@@ -114,6 +114,11 @@ class Keys:
         return "plans/repair/"
 
     @property
+    def exports(self) -> str:
+        """The prefix of the exports that go on."""
+        return "plans/export/"
+
+    @property
     def shards(self) -> str:
         """The prefix of the readable view of the routing table."""
         return "pshards/"
@@ -154,6 +159,10 @@ class Keys:
     def repair(self, repair_id: int) -> str:
         """Return the key of a repair; the order of the keys is the order of the repairs."""
         return f"plans/repair/{repair_id:019d}"
+
+    def export(self, name: str) -> str:
+        """Return the key of an export that goes on."""
+        return f"{self.exports}{name}"
 
     def event(self, routing_version: int, number: int) -> str:
         """Return the key of an event; the order of the keys is the order of the events."""

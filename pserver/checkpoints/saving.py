@@ -10,24 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from backstay._proto.v1 import checkpoint_pb2
-from backstay.checkpoint.manifest import Manifest, Part, SlotEntries, new_id
+from backstay.checkpoint.manifest import Manifest, new_id
 from backstay.checkpoint.storage import CheckpointStorage
-from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
-from backstay.consensus.records import NO_MASTER
+from backstay.consensus import ClusterSnapshot, ClusterView, RoutingTable
 from backstay.consensus.records.checkpoints import loss_in_words
 from backstay.consensus.records.settings import ClusterSettings
 from backstay.errors import (
-    BackstayError,
     CheckpointDamaged,
-    CheckpointError,
     CheckpointNotFound,
     CheckpointRefused,
     CheckpointUnavailable,
@@ -35,6 +28,7 @@ from backstay.errors import (
     StoreError,
 )
 from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.pserver.checkpoints.gathering import SlotGatherer, refuse_anew
 from backstay.pserver.checkpoints.jobs import with_cut_short
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
@@ -53,54 +47,15 @@ from backstay.tables import TableSpec
 __all__ = ["LOCK_WAIT_S", "SaveKind", "Saver"]
 
 SaveKind = Literal["auto", "full", "incremental"]
-# A checkpoint is given up when no more slot is written in this time.
-STALL_S = 60.0
-RETRY_PAUSE_S = 0.2
 # A writer waits this long for the lock: another checkpoint is being written, or its writer has just
 # died and its lease is not over.
 LOCK_WAIT_S = 60.0
-NAMES_MAX = 8
 # A job is cut short once: more of these are many jobs, and the last try says that it is inexact.
 CUT_TRIES_MAX = 3
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Gathered:
-    """What the masters have written so far."""
-
-    todo: set[int]
-    parts: list[Part] = field(default_factory=list)
-    entries: dict[int, tuple[int, int, int, bool, int]] = field(default_factory=dict)
-    bytes: int = 0
-
-    def add(self, response: checkpoint_pb2.WriteSlotsResponse) -> bool:
-        """Take over what a master has written; whether there was anything."""
-        for part in response.parts:
-            # A slot may come twice if an answer was late: the first one counts.
-            new = [one for one in part.slots if one.slot in self.todo]
-            if not new:
-                continue
-            at = len(self.parts)
-            self.parts.append(Part(part.file, part.bytes, part.sha256))
-            self.bytes += part.bytes
-            for one in new:
-                self.entries[one.slot] = (at, one.position, one.epoch, one.whole, one.rows)
-                self.todo.discard(one.slot)
-        return bool(response.parts)
-
-    def slots(self) -> SlotEntries:
-        columns = list(zip(*(self.entries[slot] for slot in sorted(self.entries)), strict=True))
-        return SlotEntries(
-            part=np.array(columns[0], dtype=np.int64),
-            position=np.array(columns[1], dtype=np.uint64),
-            epoch=np.array(columns[2], dtype=np.uint64),
-            whole=np.array(columns[3], dtype=np.bool_),
-            rows=np.array(columns[4], dtype=np.uint64),
-        )
 
 
 class _JobsCutShort(Exception):
@@ -136,7 +91,7 @@ class Saver:
         self.records = records
         self._view = view
         self._cluster_uid = cluster_uid
-        self._calls = calls
+        self._gatherer = SlotGatherer(view, calls)
         self._specs = specs
         self._figures = figures
 
@@ -290,9 +245,11 @@ class Saver:
         await in_disk_thread(storage.create, checkpoint_id)
         specs = tuple(self._specs())
         rate = settings.checkpoint_bytes_per_s
-        gathered = await self._gather(storage.url, checkpoint_id, base, rate, tell)
+        gathered = await self._gatherer.gather(
+            lambda slots: _request(storage.url, checkpoint_id, slots, base, rate), tell
+        )
         slots = gathered.slots()
-        _refuse_anew(slots, routing)
+        refuse_anew(slots.epoch, routing)
         took_s = asyncio.get_running_loop().time() - begun_s
         progress, cut = await self.records.jobs_since(progress, took_s)
         if cut and not is_last:
@@ -361,99 +318,6 @@ class Saver:
             return chain[-1] if fits and len(chain) < full_every else None
         return None
 
-    async def _gather(
-        self,
-        url: str,
-        checkpoint_id: str,
-        base: Manifest | None,
-        bytes_per_s: int,
-        tell: Callable[[int, int, int], None],
-    ) -> _Gathered:
-        """Have every slot written by its master."""
-        loop = asyncio.get_running_loop()
-        snapshot = self._view.snapshot()
-        assert snapshot.routing is not None
-        total = snapshot.routing.slot_count
-        gathered = _Gathered(set(range(total)))
-        stalled_s, left = None, total
-        reasons: dict[str, str] = {}
-
-        async def ask(node: NodeRecord, slots: list[int]) -> None:
-            while slots := [slot for slot in slots if slot in gathered.todo]:
-                request = _request(url, checkpoint_id, slots, base, bytes_per_s)
-                try:
-                    response = await self._unless_replaced(
-                        node, slots, self._calls.write_slots(node.control_address, request)
-                    )
-                except CheckpointError:
-                    # The folder: no other node would fare better.
-                    raise
-                except BackstayError as error:
-                    reasons[node.node_id] = str(error)
-                    return
-                if response is None:
-                    reasons[node.node_id] = f"{node.node_id} has lost them"
-                    return
-                wrote = gathered.add(response)
-                tell(total - len(gathered.todo), total, gathered.bytes)
-                if not wrote:
-                    reasons[node.node_id] = f"{node.node_id} is not surely their master"
-                    return
-
-        while gathered.todo:
-            snapshot = self._view.snapshot()
-            assert snapshot.routing is not None
-            if lost := snapshot.routing.lost:
-                raise CheckpointUnavailable(
-                    f"{len(lost)} slots were lost or restored while it was written: no node serves "
-                    "them"
-                )
-            masters = _masters(snapshot.routing, gathered.todo)
-            await _all(ask(node, slots) for node, slots in masters)
-            if len(gathered.todo) < left:
-                stalled_s, left = None, len(gathered.todo)
-            elif stalled_s is None:
-                # The time counts from here: a master that is lost may have written for long.
-                stalled_s = loop.time()
-            elif loop.time() - stalled_s > STALL_S:
-                some = ", ".join(map(str, sorted(gathered.todo)[:NAMES_MAX]))
-                raise CheckpointUnavailable(
-                    f"{left} slots could not be written ({some}, ...): "
-                    + ("; ".join(reasons.values()) or "they have no master")
-                )
-            if gathered.todo:
-                await asyncio.sleep(RETRY_PAUSE_S)
-        return gathered
-
-    async def _unless_replaced(
-        self,
-        node: NodeRecord,
-        slots: list[int],
-        call: Coroutine[Any, Any, checkpoint_pb2.WriteSlotsResponse],
-    ) -> checkpoint_pb2.WriteSlotsResponse | None:
-        """Wait for a master's answer; None once others are masters of all these slots.
-
-        One that stands still keeps its connection for long, and its slots only as long as its
-        lease.
-        """
-        answer = asyncio.ensure_future(call)
-        news: asyncio.Future[ClusterSnapshot] | None = None
-        try:
-            while True:
-                snapshot = self._view.snapshot()
-                if not answer.done() and not _masters_any(snapshot.routing, node, slots):
-                    return None
-                news = asyncio.ensure_future(self._view.newer_than(snapshot.revision))
-                await asyncio.wait({answer, news}, return_when=asyncio.FIRST_COMPLETED)
-                if answer.done():
-                    return answer.result()
-                news.result()
-        finally:
-            answer.cancel()
-            if news is not None:
-                news.cancel()
-            await asyncio.gather(answer, *([news] if news else []), return_exceptions=True)
-
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """Wait for a thread even if its result is not wanted: its files must be known."""
@@ -463,53 +327,6 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise
-
-
-async def _all(calls: Any) -> None:
-    """Wait for all calls; if one fails, the others are ended first."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _masters(routing: RoutingTable, slots: set[int]) -> list[tuple[NodeRecord, list[int]]]:
-    """Return the masters of some slots, each with its slots."""
-    of: dict[int, list[int]] = defaultdict(list)
-    for slot in sorted(slots - set(routing.restoring.slots)):
-        master = int(routing.master_of_slot[slot])
-        if master != NO_MASTER:
-            of[master].append(slot)
-    return [(routing.nodes[number], some) for number, some in of.items()]
-
-
-def _masters_any(routing: RoutingTable | None, node: NodeRecord, slots: list[int]) -> bool:
-    """Whether a process is still the master of any of the slots."""
-    if routing is None:
-        return False
-    own = [number for number, one in enumerate(routing.nodes) if one.instance == node.instance]
-    return bool(own) and bool((routing.master_of_slot[slots] == own[0]).any())
-
-
-def _refuse_anew(slots: SlotEntries, routing: RoutingTable) -> None:
-    """Refuse what has slots that began anew since the checkpoint was begun.
-
-    They lack what was acknowledged before: it would not be what its caller asked for, and a
-    restore would take it for the newest of all.
-
-    Raises:
-        CheckpointUnavailable: There are such slots.
-    """
-    anew = np.flatnonzero(slots.epoch > routing.version).tolist()
-    if anew:
-        some = ", ".join(map(str, anew[:NAMES_MAX]))
-        raise CheckpointUnavailable(
-            f"{len(anew)} slots were lost or restored while it was written ({some}, ...); "
-            "repeat the call if that is what is to be kept"
-        )
 
 
 def _request(

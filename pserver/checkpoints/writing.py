@@ -1,4 +1,4 @@
-"""A node writes slots that it masters to files of a checkpoint."""
+"""A node writes slots that it masters to files of a checkpoint or of a running export."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import Cancellation, CopiedSlots, DataServer
+from backstay.checkpoint.element import ExportChoice
+from backstay.checkpoint.export_folder import ExportFolder
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.pserver.checkpoints.disk import in_disk_thread
 
@@ -36,6 +38,20 @@ WRITERS_NICE = 19
 PARTS_PER_REQUEST = 4
 
 
+class _Storage(Protocol):
+    """Where parts go: those of a checkpoint, or of an element of an export."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+
+    def part_path(self, folder: str, name: str, /) -> Path:
+        """Return where a part is written in place."""
+
+    def publish(self, folder: str, local_file: Path, name: str, /) -> None:
+        """Copy a finished part there."""
+
+
 class Base(NamedTuple):
     """Where a slot was when it was written to the checkpoint that the new one adds to."""
 
@@ -44,7 +60,10 @@ class Base(NamedTuple):
 
 
 class PartWritten(NamedTuple):
-    """A file that was written, and its slots as the data plane tells of them."""
+    """A file that was written, and its slots as the data plane tells of them.
+
+    The name is empty if slots of an export have nothing to tell, and so no file.
+    """
 
     file: str
     bytes: int
@@ -80,35 +99,51 @@ def group_slots(
 class SlotWriter:
     """Writes slots with a few threads of its own."""
 
-    def __init__(self, server: DataServer, instance: int) -> None:
+    def __init__(
+        self,
+        server: DataServer,
+        instance: int,
+        *,
+        name: str = "checkpoint",
+        nice: int = WRITERS_NICE,
+    ) -> None:
         """Prepare; call it while the event loop runs.
 
         Args:
             server: The data plane.
             instance: Goes into the names of files, so that no two nodes' are equal.
+            name: Of its threads.
+            nice: How much its threads give way to others.
         """
         self._server = server
         self._prefix = f"part-{instance & 0xFFFFFFFF:08x}"
         self._numbers = itertools.count()
+        give_way = partial(_yield_to_others, nice)
         self._copier = ThreadPoolExecutor(
-            1, thread_name_prefix="checkpoint-copy", initializer=_yield_to_others
+            1, thread_name_prefix=f"{name}-copy", initializer=give_way
         )
         self._writers = ThreadPoolExecutor(
-            WRITERS, thread_name_prefix="checkpoint-write", initializer=_yield_to_others
+            WRITERS, thread_name_prefix=f"{name}-write", initializer=give_way
         )
         # What is copied and not written yet takes memory.
         self._room = asyncio.Semaphore(WRITERS)
 
     async def write(
-        self, url: str, checkpoint_id: str, bases: Mapping[int, Base | None], bytes_per_s: int
+        self,
+        url: str,
+        checkpoint_id: str,
+        bases: Mapping[int, Base | None],
+        bytes_per_s: int,
+        export: ExportChoice | None = None,
     ) -> list[PartWritten]:
         """Write some of the slots, as many as fit into a few files.
 
         Args:
-            url: The folder of checkpoints.
-            checkpoint_id: The checkpoint, begun already.
+            url: The folder of checkpoints, or of an export.
+            checkpoint_id: The checkpoint, or the element, begun already.
             bases: The slots; with a base only what has changed since is written.
             bytes_per_s: Limit of this node; 0: none.
+            export: What an export is of; None: a checkpoint is written.
 
         Returns:
             The files. Slots that this node is not master of are in none.
@@ -116,15 +151,22 @@ class SlotWriter:
         Raises:
             CheckpointUnavailable: A file cannot be written.
         """
-        storage = await in_disk_thread(CheckpointStorage, url)
+        storage: _Storage = await in_disk_thread(
+            CheckpointStorage if export is None else ExportFolder, url
+        )
         sizes = await asyncio.to_thread(self._server.slot_bytes)
         changed = all(base is not None for base in bases.values())
         limit_bytes = CHANGED_PART_BYTES if changed else PART_BYTES
         groups = group_slots(sorted(bases), sizes, limit_bytes, PARTS_PER_REQUEST)
+        if changed and export is not None:
+            # What changed since a second ago is little, and a file more costs more than that.
+            groups = [sorted(bases)]
         rate = -(-bytes_per_s // min(WRITERS, len(groups))) if groups else 0
         stop = Cancellation()
         jobs = [
-            self._part(storage, checkpoint_id, {slot: bases[slot] for slot in group}, rate, stop)
+            self._part(
+                storage, checkpoint_id, {slot: bases[slot] for slot in group}, rate, stop, export
+            )
             for group in groups
         ]
         try:
@@ -141,20 +183,22 @@ class SlotWriter:
 
     async def _part(
         self,
-        storage: CheckpointStorage,
+        storage: _Storage,
         checkpoint_id: str,
         bases: Mapping[int, Base | None],
         bytes_per_s: int,
         stop: Cancellation,
+        export: ExportChoice | None,
     ) -> PartWritten | None:
         """Copy some slots and write them to one file; None if this node masters none of them."""
         loop = asyncio.get_running_loop()
         slots = json.dumps([{"slot": slot, "base": base} for slot, base in bases.items()])
         name = f"{self._prefix}-{next(self._numbers):04d}.safetensors"
         part = {"checkpoint": checkpoint_id, "bytes_per_s": bytes_per_s}
+        choice = None if export is None else export.to_json()
         async with self._room:
             copied = await loop.run_in_executor(
-                self._copier, self._server.copy_slots, slots, 2 * PART_BYTES, stop
+                self._copier, self._server.copy_slots, slots, 2 * PART_BYTES, stop, choice
             )
             return await loop.run_in_executor(
                 self._writers, partial(_write, copied, storage, name, part, stop)
@@ -163,7 +207,7 @@ class SlotWriter:
 
 def _write(
     copied: CopiedSlots,
-    storage: CheckpointStorage,
+    storage: _Storage,
     name: str,
     part: dict[str, Any],
     stop: Cancellation,
@@ -174,7 +218,7 @@ def _write(
     with tempfile.TemporaryDirectory(prefix="backstay-checkpoint-") as folder:
         path = Path(folder) / name
         written = _write_to(path, copied, part, stop)
-        if written is not None:
+        if written is not None and written.file:
             storage.publish(part["checkpoint"], path, name)
         return written
 
@@ -185,13 +229,14 @@ def _write_to(
     written = json.loads(copied.write(json.dumps({**part, "path": str(path)}), stop))
     if not written["slots"]:
         return None
-    return PartWritten(path.name, written["bytes"], written["sha256"], written["slots"])
+    name = path.name if written["bytes"] else ""
+    return PartWritten(name, written["bytes"], written["sha256"], written["slots"])
 
 
-def _yield_to_others() -> None:
+def _yield_to_others(nice: int) -> None:
     """Let this thread run only when no other one wants to: pushes come first.
 
     On Linux a thread has a priority of its own; elsewhere it would be the whole process's.
     """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITERS_NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)

@@ -23,6 +23,7 @@ from backstay.pserver.ctl.checkpoint import checkpoint
 from backstay.pserver.ctl.completion import completion_command
 from backstay.pserver.ctl.config import config
 from backstay.pserver.ctl.events import events
+from backstay.pserver.ctl.export import export
 from backstay.pserver.ctl.resize import COMMANDS as RESIZE_COMMANDS
 from backstay.pserver.ctl.slots import slots
 from backstay.pserver.ctl.status import status
@@ -53,7 +54,7 @@ def main(context: click.Context, endpoint: str | None, config_file: Path | None)
 for command in (
     *(status, top, slots, tables, trainers, events, verify),
     *RESIZE_COMMANDS,
-    *(checkpoint, config, completion_command("pserverctl", EXIT_CODES)),
+    *(checkpoint, export, config, completion_command("pserverctl", EXIT_CODES)),
 ):
     main.add_command(command)
 share(main, shared_options(), adds=True)

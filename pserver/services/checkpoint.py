@@ -12,6 +12,7 @@ from grpc import aio
 
 from backstay._proto.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 from backstay.checkpoint.catalogue import catalogue
+from backstay.checkpoint.element import ExportChoice
 from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.verification import verify
@@ -50,6 +51,7 @@ class CheckpointParts:
     view: ClusterView
     saver: Saver
     writer: SlotWriter
+    increments: SlotWriter
     create_table: Callable[[str], Awaitable[object]]
 
 
@@ -97,9 +99,15 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             one.slot: Base(one.position, one.epoch) if one.has_base else None
             for one in request.slots
         }
-        written = await self._joined().writer.write(
-            request.url, request.id, bases, request.bytes_per_s
-        )
+        parts, export = self._joined(), None
+        writer = parts.writer
+        if request.HasField("export"):
+            chosen = request.export
+            least = chosen.score_at_least if chosen.HasField("score_at_least") else None
+            export = ExportChoice(tuple(chosen.tables), chosen.statistics, least)
+            # They must not wait for the files of a base or a checkpoint.
+            writer = parts.increments if all(bases.values()) else writer
+        written = await writer.write(request.url, request.id, bases, request.bytes_per_s, export)
         return checkpoint_pb2.WriteSlotsResponse(
             parts=[
                 checkpoint_pb2.WrittenPart(

@@ -22,6 +22,7 @@ __all__ = [
     "PendingPush",
     "PushRequest",
     "PushStream",
+    "ServedTables",
     "SimMessage",
     "SimNode",
     "SimSlot",
@@ -221,7 +222,15 @@ class DataServer:
         """Return ``(position, digest)``; equal rows and memory of a slot give equal digests."""
     def slot_bytes(self) -> NDArray[np.uint64]:
         """Return for each slot the bytes that its rows here would take in a checkpoint."""
-    def copy_slots(self, slots_json: str, most_bytes: int, cancelled: Cancellation) -> CopiedSlots:
+    def track_exports(self, tables: Sequence[str]) -> None:
+        """Keep account of what changes in these tables for running exports, and in no others."""
+    def copy_slots(
+        self,
+        slots_json: str,
+        most_bytes: int,
+        cancelled: Cancellation,
+        export_json: str | None = None,
+    ) -> CopiedSlots:
         """Copy slots of which this node is master, each in one short step.
 
         Not for a thread that others go before: pushes wait for the slot that is copied.
@@ -231,6 +240,9 @@ class DataServer:
                 changed since.
             most_bytes: Slots behind more than this are left out.
             cancelled: Ends the copying when told to.
+            export_json: For a running export: ``{"tables": [name], "statistics",
+                "score_at_least"}``. Slots are left out, too, until ``track_exports`` has named its
+                tables here.
 
         Raises:
             ClosedError: It was cancelled.
@@ -260,6 +272,39 @@ class Cancellation:
     def __new__(cls) -> Cancellation: ...
     def cancel(self) -> None:
         """Give up."""
+
+@final
+class ServedTables:
+    """The tables of a running export where it is served: one version, which never changes.
+
+    Any thread may look up in it while the next version is made.
+    """
+
+    def __new__(cls, slot_count: int, tables: Sequence[tuple[str, int]]) -> ServedTables:
+        """Make empty tables, each with the elements of a row."""
+    def with_parts(self, parts_json: str, emptied: Sequence[int]) -> ServedTables:
+        """Return the next version: with slots of the parts of an element.
+
+        Args:
+            parts_json: ``[{"path", "bytes", "sha256", "element", "slots": [{"slot", "position",
+                "whole"}]}]``; of a slot that is not whole the other rows stay.
+            emptied: Slots that have no rows in it.
+
+        Raises:
+            CheckpointDamaged: A file is not what it should be; the message names it.
+            CheckpointUnavailable: A file cannot be read.
+        """
+    def lookup(
+        self, table: str, keys: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the rows of keys, float32 [n, dim], and whether each has one; zeros without."""
+    def all_rows(self, table: str) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+        """Return all keys [n] and rows [n, dim] of a table, in no order."""
+    def row_count(self, table: str) -> int:
+        """Return how many rows a table has."""
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of memory that it takes; what versions share counts in each."""
 
 @final
 class CopiedSlots:

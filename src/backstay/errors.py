@@ -25,6 +25,7 @@
     │   ├── NonFiniteGradient  NaN or infinity, and the table's policy is to refuse
     │   ├── MemoryLimitReached no room for new rows
     │   ├── LimitExceeded      a frame, key count or queue is over its limit
+    │   ├── ExportRefused      the export cannot be started or stopped in that way
     │   ├── ResizeRefused      the nodes cannot be changed in that way, or not now
     │   ├── NotMaster          that node does not hold these slots (any more)
     │   └── Stopping           the server is shutting down
@@ -81,6 +82,7 @@ __all__ = [
     "DataError",
     "DataUnavailable",
     "DeadlineExceeded",
+    "ExportRefused",
     "ForkError",
     "InvalidRequest",
     "JobError",
@@ -235,6 +237,10 @@ class MemoryLimitReached(RequestRefused):
 
 class LimitExceeded(RequestRefused):
     """A frame, key count or queue is over the limit named in the message."""
+
+
+class ExportRefused(RequestRefused):
+    """An export cannot be started or stopped in that way; the message says why."""
 
 
 class ResizeRefused(RequestRefused):

@@ -33,6 +33,7 @@ __all__ = [
     "CheckpointSpec",
     "DataSpec",
     "EarlyStop",
+    "ExportsSpec",
     "HooksSpec",
     "JobSpec",
     "LifetimeSpec",
@@ -344,6 +345,33 @@ class LifetimeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportsSpec:
+    """Where the model goes again and again while the job trains it."""
+
+    SHORT: ClassVar[str] = "url"
+
+    url: str = setting(..., "Folder or URL that every server reaches; each job has its own.")
+    every_s: float = setting(
+        1.0, "Seconds from one increment to the next.", minimum=0.1, maximum=86_400.0
+    )
+    tables: tuple[str, ...] = setting(
+        (),
+        "Tables of the job, without its name before them; `*` and `?` stand for characters. None: "
+        "all.",
+    )
+    statistics: bool = setting(False, "Export statistics of rows, too.")
+    score_at_least: float | None = setting(
+        None, "Leave out rows of a lower score, in tables whose lifetime uses one."
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if not self.url:
+            raise ConfigError("url: names no folder or URL")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkersSpec:
     """How many workers, and what happens when they end."""
 
@@ -590,6 +618,9 @@ class JobSpec:
     checkpoint: CheckpointSpec = setting(CheckpointSpec, "When model and progress are saved.")
     lifetime: LifetimeSpec = setting(
         LifetimeSpec, "What the end of a pass does to rows of tables with a lifetime."
+    )
+    exports: ExportsSpec | None = setting(
+        None, "Where the model goes again and again while the job trains it."
     )
     task_lease_ttl_ms: int = setting(
         2000,

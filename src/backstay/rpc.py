@@ -73,6 +73,7 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.MemoryLimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ResizeRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ExportRefused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotMaster: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Stopping: grpc.StatusCode.UNAVAILABLE,
     errors.ServerUnavailable: grpc.StatusCode.UNAVAILABLE,

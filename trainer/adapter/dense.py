@@ -5,7 +5,9 @@ May import the client and numpy; no framework. Knows nothing of embeddings or of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,11 +18,25 @@ from backstay import tables
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 
-__all__ = ["DenseGroup", "DenseParameter", "Placed", "dense_groups"]
+__all__ = ["DenseGroup", "DenseParameter", "Placed", "dense_groups", "made_groups"]
 
 # 64 MiB of float32 in one table: a pull then stays well below the limit of a frame, whatever the
 # number of servers. A larger parameter gets a table to itself.
 GROUP_ELEMENTS_MAX = 16 * 1024 * 1024
+
+
+_made: ContextVar[list[DenseGroup] | None] = ContextVar("_made", default=None)
+
+
+@contextmanager
+def made_groups() -> Iterator[list[DenseGroup]]:
+    """Collect the groups that are made in this block, to load newer values into them later."""
+    groups: list[DenseGroup] = []
+    token = _made.set(groups)
+    try:
+        yield groups
+    finally:
+        _made.reset(token)
 
 
 class DenseParameter(Protocol):
@@ -88,6 +104,8 @@ class DenseGroup:
         # The first trainer's values win; everyone, the first included, then takes what is there.
         client.init_dense(self._table, self._flat([p.value() for p in parameters]))
         self.load(client.pull_dense(self._table))
+        if (collected := _made.get()) is not None:
+            collected.append(self)
 
     @property
     def table_name(self) -> str:

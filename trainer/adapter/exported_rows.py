@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.checkpoint.export_reader import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import RowsByKey, Unknown
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.trainer.adapter.lookup import Bags, bag_of_each_key
 
@@ -20,7 +20,7 @@ __all__ = ["ExportedBags", "ExportedRows", "sorted_rows"]
 class ExportedRows:
     """The rows of one layer; ``str`` of it is what ``print(model)`` shows of the layer."""
 
-    def __init__(self, table: ExportedTable, padding: int | None, unknown: Unknown) -> None:
+    def __init__(self, table: RowsByKey, padding: int | None, unknown: Unknown) -> None:
         """Prepare.
 
         Args:
@@ -58,7 +58,7 @@ class ExportedBags(ExportedRows):
 
     def __init__(
         self,
-        table: ExportedTable,
+        table: RowsByKey,
         padding: int | None,
         unknown: Unknown,
         mode: Literal["sum", "mean"],
@@ -108,7 +108,7 @@ class ExportedBags(ExportedRows):
 
 
 def sorted_rows(
-    table: ExportedTable, padding: int | None
+    table: RowsByKey, padding: int | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return all keys in rising order, int64 [n], and their rows, float32 [n + 1, dim].
 

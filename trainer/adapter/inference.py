@@ -1,11 +1,13 @@
 """Makes a trained model for inference: the steps that are alike in every framework.
 
 A framework says in :class:`Framework` how its models are taken apart. May import
-``backstay.checkpoint``, the session without servers and the model file; knows no framework.
+``backstay.checkpoint``, ``backstay.serving``, the session without servers and the model file; knows
+no framework.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
-from backstay.checkpoint.export_reader import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import RowsByKey, Unknown
 from backstay.checkpoint.trained import TrainedTables, open_trained
 from backstay.errors import CheckpointUnavailable, ConfigError
 from backstay.job.asked_model import asked_model
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
+from backstay.serving import Follower
+from backstay.trainer.adapter.dense import DenseGroup, made_groups
 from backstay.trainer.adapter.offline import job_of, offline, warn_untrained
 from backstay.trainer.client import Client
 
@@ -76,8 +80,11 @@ class Framework(Protocol):
     def load_saved(self, model: Any, values: Mapping[str, Any]) -> None:
         """Load some of a model's state from what ``saved_file`` has."""
 
-    def mapped(self, table: ExportedTable, layer: ModelLayer, unknown: Unknown) -> Any:
+    def mapped(self, table: RowsByKey, layer: ModelLayer, unknown: Unknown) -> Any:
         """Make a layer that looks the rows up in the file of an export."""
+
+    def before_forward(self, model: Any, call: Callable[[], None]) -> None:
+        """Call this whenever the model is about to compute."""
 
 
 def load_for_inference(
@@ -88,10 +95,41 @@ def load_for_inference(
     job: str | None,
     model_params: Mapping[str, Any] | None,
     unknown: Unknown,
+    follow: bool,
 ) -> Any:
     """Return a trained model in evaluation mode; the frameworks' functions say the rest."""
-    with open_trained(source) as tables:
-        return _loaded(framework, model, tables, job, model_params, unknown)
+    if not follow:
+        with open_trained(source) as tables:
+            return _loaded(framework, model, tables, job, model_params, unknown)
+    follower = Follower(source)
+    try:
+        with made_groups() as groups:
+            made = _loaded(framework, model, follower, job, model_params, unknown)
+        framework.before_forward(made, _DenseValues(follower, groups).renew)
+    except BaseException:
+        follower.close()
+        raise
+    made.follower = follower
+    return made
+
+
+class _DenseValues:
+    """The dense parameters of a model that is followed: renewed before it computes."""
+
+    def __init__(self, follower: Follower, groups: Sequence[DenseGroup]) -> None:
+        self._follower = follower
+        self._groups = groups
+        self._version = 0
+        self._lock = threading.Lock()
+
+    def renew(self) -> None:
+        """Load what is newer than at the last call."""
+        if self._version == self._follower.version:
+            return
+        with self._lock:
+            self._version = self._follower.version
+            for group in self._groups:
+                group.load(self._follower.dense(group.table_name))
 
 
 def _loaded(

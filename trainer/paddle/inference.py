@@ -15,7 +15,7 @@ import paddle
 from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
-from backstay.checkpoint.export_reader import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import RowsByKey, Unknown
 from backstay.checkpoint.trained import TrainedTables
 from backstay.errors import ConfigError
 from backstay.job.model_definition import ModelDefinition
@@ -53,7 +53,7 @@ class MappedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
 
     def __init__(
         self,
-        table: ExportedTable,
+        table: RowsByKey,
         padding_idx: int | None = None,
         *,
         unknown: Unknown = "zeros",
@@ -83,7 +83,7 @@ class MappedEmbeddingBag(paddle.nn.Layer):  # type: ignore[misc]
 
     def __init__(
         self,
-        table: ExportedTable,
+        table: RowsByKey,
         padding_idx: int | None = None,
         *,
         mode: Literal["sum", "mean"] = "mean",
@@ -125,7 +125,7 @@ class CopiedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
         ConfigError: The table has no rows.
     """
 
-    def __init__(self, table: ExportedTable, padding_idx: int | None = None) -> None:
+    def __init__(self, table: RowsByKey, padding_idx: int | None = None) -> None:
         super().__init__()
         keys, rows = sorted_rows(table, padding_idx)
         self.register_buffer("keys", paddle.to_tensor(keys))
@@ -200,7 +200,7 @@ class _Paddle:
         for name, value in values.items():
             own[name].set_value(value)
 
-    def mapped(self, table: ExportedTable, layer: ModelLayer, unknown: Unknown) -> Any:
+    def mapped(self, table: RowsByKey, layer: ModelLayer, unknown: Unknown) -> Any:
         if layer.bag is None:
             return MappedEmbedding(table, layer.padding_idx, unknown=unknown)
         return MappedEmbeddingBag(
@@ -209,6 +209,9 @@ class _Paddle:
             mode=layer.bag,
             unknown=unknown,
         )
+
+    def before_forward(self, model: Any, call: Callable[[], None]) -> None:
+        model.register_forward_pre_hook(lambda _layer, _inputs: call())
 
 
 _FRAMEWORK = _Paddle()
@@ -221,6 +224,7 @@ def load_for_inference(
     job: str | None = None,
     model_params: Mapping[str, Any] | None = None,
     unknown: Unknown = "initial",
+    follow: bool = False,
 ) -> paddle.nn.Layer:
     """Return a trained model as a plain layer in evaluation mode; no servers are needed.
 
@@ -237,6 +241,9 @@ def load_for_inference(
         model_params: Arguments of the model file's ``custom_model``.
         unknown: What an id gets that training has not met: "initial", what a server would have
             answered; "zeros"; or "refuse".
+        follow: The source is a running export, and the model goes on with it: rows of the newest
+            increment at each lookup, dense parameters of the newest before each ``forward``. Its
+            ``follower`` tells how old they are; close it at the end. See ``backstay.serving``.
 
     Raises:
         ConfigError: The model or its file is wrong, or does not have this state.
@@ -245,7 +252,13 @@ def load_for_inference(
         CheckpointDamaged: It is damaged.
     """
     made: paddle.nn.Layer = inference.load_for_inference(
-        _FRAMEWORK, model, source, job=job, model_params=model_params, unknown=unknown
+        _FRAMEWORK,
+        model,
+        source,
+        job=job,
+        model_params=model_params,
+        unknown=unknown,
+        follow=follow,
     )
     return made
 

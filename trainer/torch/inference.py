@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
-from backstay.checkpoint.export_reader import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import RowsByKey, Unknown
 from backstay.checkpoint.trained import TrainedTables
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job.model_definition import ModelDefinition
@@ -52,7 +52,7 @@ class MappedEmbedding(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(
         self,
-        table: ExportedTable,
+        table: RowsByKey,
         padding_idx: int | None = None,
         *,
         unknown: Unknown = "zeros",
@@ -83,7 +83,7 @@ class MappedEmbeddingBag(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(
         self,
-        table: ExportedTable,
+        table: RowsByKey,
         padding_idx: int | None = None,
         *,
         mode: Literal["sum", "mean"] = "mean",
@@ -138,7 +138,7 @@ class CopiedEmbedding(torch.nn.Module):  # type: ignore[misc]
         ConfigError: The table has no rows.
     """
 
-    def __init__(self, table: ExportedTable, padding_idx: int | None = None) -> None:
+    def __init__(self, table: RowsByKey, padding_idx: int | None = None) -> None:
         super().__init__()
         keys, rows = sorted_rows(table, padding_idx)
         self.keys: Any
@@ -209,7 +209,7 @@ class _Torch:
     def load_saved(self, model: Any, values: Mapping[str, Any]) -> None:
         model.load_state_dict(values, strict=False)
 
-    def mapped(self, table: ExportedTable, layer: ModelLayer, unknown: Unknown) -> Any:
+    def mapped(self, table: RowsByKey, layer: ModelLayer, unknown: Unknown) -> Any:
         if layer.bag is None:
             return MappedEmbedding(table, layer.padding_idx, unknown=unknown)
         return MappedEmbeddingBag(
@@ -219,6 +219,9 @@ class _Torch:
             include_last_offset=layer.include_last_offset,
             unknown=unknown,
         )
+
+    def before_forward(self, model: Any, call: Callable[[], None]) -> None:
+        model.register_forward_pre_hook(lambda _module, _inputs: call())
 
 
 _FRAMEWORK = _Torch()
@@ -231,6 +234,7 @@ def load_for_inference(
     job: str | None = None,
     model_params: Mapping[str, Any] | None = None,
     unknown: Unknown = "initial",
+    follow: bool = False,
 ) -> torch.nn.Module:
     """Return a trained model as a plain module in evaluation mode; no servers are needed.
 
@@ -247,6 +251,9 @@ def load_for_inference(
         model_params: Arguments of the model file's ``custom_model``.
         unknown: What an id gets that training has not met: "initial", what a server would have
             answered; "zeros"; or "refuse".
+        follow: The source is a running export, and the model goes on with it: rows of the newest
+            increment at each lookup, dense parameters of the newest before each ``forward``. Its
+            ``follower`` tells how old they are; close it at the end. See ``backstay.serving``.
 
     Raises:
         ConfigError: The model or its file is wrong, or does not have this state.
@@ -255,7 +262,13 @@ def load_for_inference(
         CheckpointDamaged: It is damaged.
     """
     made: torch.nn.Module = inference.load_for_inference(
-        _FRAMEWORK, model, source, job=job, model_params=model_params, unknown=unknown
+        _FRAMEWORK,
+        model,
+        source,
+        job=job,
+        model_params=model_params,
+        unknown=unknown,
+        follow=follow,
     )
     return made
 

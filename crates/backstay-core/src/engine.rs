@@ -150,6 +150,8 @@ pub struct Engine {
     routing_version: u64,
     /// Copies under way, with their slots.
     copies: Vec<(u32, Weak<ReadingToken>)>,
+    /// How often the tables of exports were told.
+    exports_tracked: u64,
     /// Kept between calls for its memory.
     scratch: Vec<StagedRun>,
 }
@@ -165,6 +167,7 @@ impl Engine {
             tables: BTreeMap::new(),
             routing_version: 0,
             copies: Vec::new(),
+            exports_tracked: 0,
             scratch: Vec::new(),
         }
     }

@@ -8,7 +8,8 @@
 //! [`optimizer`], [`storage`], [`gradient`] and [`life`] work on single rows; [`expression`] runs
 //! users' functions over blocks of them; [`staleness`] counts how old a gradient is, and
 //! [`revision`] makes up for it; [`row_map`] holds the rows
-//! of one slot, with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows of many slots;
+//! of one slot, by a [`row_index`], with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows
+//! of many slots; [`read_table`] is for lookups alone, where an export is served;
 //! [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
 //! [`wire`] lays requests out as bytes.
@@ -27,9 +28,11 @@ pub mod life;
 pub mod marks;
 pub mod optimizer;
 mod prefetch;
+pub mod read_table;
 pub mod removed;
 pub mod replication;
 pub mod revision;
+pub mod row_index;
 pub mod row_map;
 pub mod spec;
 pub mod staleness;

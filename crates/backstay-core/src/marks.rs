@@ -2,7 +2,8 @@
 //!
 //! An incremental checkpoint writes the rows that changed since the one it adds to. The recent
 //! generation holds what changed since the last checkpoint was written; the earlier one what
-//! changed before, for the case that the last one was never completed.
+//! changed before, for the case that the last one was never completed. The same is kept for the
+//! increments of an export, apart from that.
 
 /// See the module's documentation.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +23,15 @@ pub enum Since {
     Earlier,
 }
 
+/// What rows are copied for: each purpose has marks of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A checkpoint, of all tables.
+    Checkpoint,
+    /// An increment of a running export, of the tables that are in it.
+    Export,
+}
+
 /// From which position on the marks of a slot's rows say what has changed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Spans {
@@ -32,6 +42,18 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
+    /// After a snapshot at a position, which keeps what is known from before it.
+    pub(crate) fn begun(self, position: u64, kept: Since) -> Self {
+        Self {
+            recent: position,
+            earlier: match kept {
+                Since::Recent => Some(self.recent),
+                Since::Earlier => self.earlier,
+            },
+            number: self.number + 1,
+        }
+    }
+
     /// Marks that begin at a position, for a content that replaces the one before.
     pub(crate) fn replaced(self, position: u64) -> Self {
         Self {
@@ -52,6 +74,19 @@ impl Spans {
 }
 
 impl Marks {
+    /// Marks for so many rows, none of which has changed.
+    pub fn covering(rows: usize) -> Self {
+        let mut recent = Vec::new();
+        if rows > 0 {
+            recent.reserve_exact(Self::bytes_for(rows) / 8);
+            recent.resize(rows.div_ceil(64), 0);
+        }
+        Self {
+            recent,
+            ..Self::default()
+        }
+    }
+
     /// Make room for the mark of one more row, the `rows`-th.
     #[inline]
     pub fn cover(&mut self, rows: usize) {

@@ -2,7 +2,6 @@
 //!
 //! A row is a run of 32-bit words: the key (two words), the weights, the optimizer's state.
 //! Key and values lie together, so a lookup costs one miss in the index and one in the slab.
-//! The index holds 32-bit entries: 8 bits of the hash as a tag and 24 bits of row number.
 //! The slab is a list of chunks of bounded size: it grows without moving rows and without
 //! the half-empty tail of a doubling vector. The last row takes the place of one that is removed,
 //! so rows have no gaps, and their memory serves the next ones.
@@ -14,38 +13,67 @@ use std::sync::{Arc, Weak};
 
 use crate::error::Refusal;
 use crate::hash::mix64;
-use crate::marks::{Marks, Since};
+use crate::marks::{Marks, Purpose, Since, Spans};
 use crate::prefetch::prefetch;
 use crate::removed::Removed;
+use crate::row_index::{RowIndex, MIN_INDEX};
+
+pub use crate::row_index::MAX_ROWS;
 
 /// Words of a row that hold its key.
 pub const KEY_WORDS: usize = 2;
-/// The most rows of one table in one slot.
-pub const MAX_ROWS: usize = (1 << 24) - 1;
 /// Bytes of a slab chunk, unless a single row is larger.
 const CHUNK_BYTES: usize = 16 * 1024;
-const TAG_SHIFT: u32 = 24;
-const ROW_MASK: u32 = (1 << TAG_SHIFT) - 1;
-const MIN_INDEX: usize = 8;
 /// Rows are fetched into the cache so many rows before a walk over all of them comes to them.
 const ROWS_AHEAD: usize = 16;
 
 /// See the module's documentation.
 #[derive(Debug, Clone)]
 pub struct RowMap {
-    /// 0 = empty; else tag << 24 | (row + 1). Length is a power of two, at most 3/4 full.
-    index: Vec<u32>,
+    index: RowIndex,
     /// Every chunk but the last holds `1 << chunk_shift` rows.
     chunks: Vec<Vec<u32>>,
-    /// Which rows have changed.
-    marks: Marks,
-    /// The keys whose rows were removed.
-    removed: Removed,
+    /// What has changed since the last checkpoints.
+    saved: Changes,
+    /// What has changed since the last increments of an export; None: the table is in none.
+    exported: Option<Box<Exported>>,
     /// Copies under way that read the rows of an earlier instant.
     readings: Vec<Reading>,
     rows: usize,
     stride: usize,
     chunk_shift: u32,
+}
+
+/// What has changed in a map.
+#[derive(Debug, Clone, Default)]
+struct Changes {
+    /// Which rows.
+    marks: Marks,
+    /// The keys whose rows were removed.
+    removed: Removed,
+}
+
+/// What has changed for the export that the table is in, and since when that is known.
+#[derive(Debug, Clone)]
+struct Exported {
+    changes: Changes,
+    spans: Spans,
+}
+
+impl Changes {
+    fn remove(&mut self, key: u64, row: usize, last: usize) {
+        self.marks.remove(row, last);
+        self.removed.push(key, last);
+    }
+
+    fn clear(&mut self) {
+        self.marks.clear();
+        self.removed = Removed::default();
+    }
+
+    fn allocated_bytes(&self) -> usize {
+        self.marks.allocated_bytes() + self.removed.allocated_bytes()
+    }
 }
 
 /// Names readings of one instant, of one or more maps: they are over when it has been dropped. It
@@ -87,10 +115,10 @@ impl RowMap {
         let stride = KEY_WORDS + value_words;
         let fit = (CHUNK_BYTES / (stride * 4)).max(1);
         Self {
-            index: Vec::new(),
+            index: RowIndex::default(),
             chunks: Vec::new(),
-            marks: Marks::default(),
-            removed: Removed::default(),
+            saved: Changes::default(),
+            exported: None,
             readings: Vec::new(),
             rows: 0,
             stride,
@@ -115,7 +143,7 @@ impl RowMap {
         }
         // Removed rows leave memory behind, of which each kind serves only its own.
         let rows = self.rows + more;
-        let index = (rows * 4).div_ceil(3).next_power_of_two().max(MIN_INDEX);
+        let index = RowIndex::length_for(rows);
         let chunk_rows = 1usize << self.chunk_shift;
         let slab = if rows <= chunk_rows {
             rows.next_power_of_two().min(chunk_rows)
@@ -128,7 +156,9 @@ impl RowMap {
             + (slab * self.stride).saturating_sub(self.slab_words());
         words * 4
             + chunks.saturating_sub(self.chunks.capacity()) * std::mem::size_of::<Vec<u32>>()
-            + Marks::bytes_for(rows).saturating_sub(self.marks.recent_bytes())
+            + self.all_changes().fold(0, |sum, one| {
+                sum + Marks::bytes_for(rows).saturating_sub(one.marks.recent_bytes())
+            })
     }
 
     /// An upper bound of [`Self::growth_bytes`], summed over maps of rows with `value_words` words.
@@ -143,8 +173,13 @@ impl RowMap {
     pub fn allocated_bytes(&self) -> usize {
         (self.index.len() + self.slab_words()) * 4
             + self.chunks.capacity() * std::mem::size_of::<Vec<u32>>()
-            + self.marks.allocated_bytes()
-            + self.removed.allocated_bytes()
+            + self
+                .all_changes()
+                .fold(0, |sum, one| sum + one.allocated_bytes())
+            + self
+                .exported
+                .as_ref()
+                .map_or(0, |_| std::mem::size_of::<Exported>())
     }
 
     /// Bytes that go, at most, if all rows but so many are removed and the index [shrinks](Self::shrink).
@@ -170,18 +205,16 @@ impl RowMap {
     /// Ask for the part of the index where `hash` would be found.
     #[inline]
     pub fn prefetch_index(&self, hash: u64) {
-        if !self.index.is_empty() {
-            prefetch(&self.index[hash as usize & (self.index.len() - 1)..]);
-            // The list of chunks is needed next, to find the row.
-            prefetch(&self.chunks);
-        }
+        self.index.prefetch(hash);
+        // The list of chunks is needed next, to find the row.
+        prefetch(&self.chunks);
     }
 
     /// The first row that the index suggests for `hash`; asks for its memory, but compares no
     /// key, for that would wait for it.
     #[inline]
     pub fn suggest(&self, hash: u64) -> Option<usize> {
-        let row = self.suggestions(hash).next()?;
+        let row = self.index.suggestions(hash).next()?;
         let words = self.row_words(row);
         prefetch(words);
         // A row of 16 floats straddles two lines.
@@ -192,7 +225,9 @@ impl RowMap {
     /// The number of the row of `key`, whose [`mix64`] is `hash`.
     #[inline]
     pub fn find(&self, key: u64, hash: u64) -> Option<usize> {
-        self.suggestions(hash).find(|&row| self.key(row) == key)
+        self.index
+            .suggestions(hash)
+            .find(|&row| self.key(row) == key)
     }
 
     /// The number of the row of `key`, which is nearly always the one suggested.
@@ -205,25 +240,6 @@ impl RowMap {
         }
     }
 
-    /// The rows whose tag fits, in the order of probing.
-    #[inline]
-    fn suggestions(&self, hash: u64) -> impl Iterator<Item = usize> + '_ {
-        let mask = self.index.len().wrapping_sub(1);
-        let tag = Self::tag(hash);
-        let mut at = hash as usize & mask;
-        std::iter::from_fn(move || loop {
-            // An empty index is a run of its own: nothing is found there.
-            let entry = *self.index.get(at & mask)?;
-            at = at.wrapping_add(1);
-            if entry == 0 {
-                return None;
-            }
-            if entry & !ROW_MASK == tag {
-                return Some((entry & ROW_MASK) as usize - 1);
-            }
-        })
-    }
-
     /// Add a row for a key that is not there; its words start as zero.
     ///
     /// The caller has made sure, by [`Self::check_room`], that it does not exceed [`MAX_ROWS`].
@@ -234,7 +250,7 @@ impl RowMap {
         }
         let row = self.rows;
         self.push_row(key);
-        Self::enter(&mut self.index, hash, row);
+        self.index.enter(hash, row);
         row
     }
 
@@ -248,15 +264,18 @@ impl RowMap {
             self.keep_for_readings(row);
             self.keep_for_readings(last);
         }
-        self.leave_index(self.entry_of(row, hash));
+        let mut index = std::mem::take(&mut self.index);
+        index.leave(hash, row, |row| self.key(row));
         if row != last {
-            let entry = self.entry_of(last, mix64(self.key(last)));
-            self.index[entry] = self.index[entry] & !ROW_MASK | (row as u32 + 1);
+            index.renumber(mix64(self.key(last)), last, row);
             self.overwrite(row, last);
         }
-        self.marks.remove(row, last);
+        self.index = index;
+        self.saved.remove(key, row, last);
+        if let Some(exported) = &mut self.exported {
+            exported.changes.remove(key, row, last);
+        }
         self.pop_row();
-        self.removed.push(key, self.rows);
         true
     }
 
@@ -305,7 +324,10 @@ impl RowMap {
     /// The words of a row behind its key, to be changed: it counts as changed from now on.
     #[inline]
     pub fn values_mut(&mut self, row: usize) -> &mut [u32] {
-        self.marks.mark(row);
+        self.saved.marks.mark(row);
+        if let Some(exported) = &mut self.exported {
+            exported.changes.marks.mark(row);
+        }
         if !self.readings.is_empty() {
             self.keep_for_readings(row);
         }
@@ -399,30 +421,37 @@ impl RowMap {
 
     /// Copy the rows that have changed or moved since the last generation began over older copies,
     /// where `copies` holds the first rows of the map; copies of rows that are no more go.
-    pub fn patch(&self, copies: &mut Vec<u32>) {
+    pub fn patch(&self, purpose: Purpose, copies: &mut Vec<u32>) {
         copies.truncate(self.rows * self.stride);
         let copied = copies.len() / self.stride;
-        for row in self.marks.touched().take_while(|&row| row < copied) {
+        let touched = self
+            .changes(purpose)
+            .into_iter()
+            .flat_map(|one| one.marks.touched());
+        for row in touched.take_while(|&row| row < copied) {
             copies[row * self.stride..][..self.stride].copy_from_slice(self.row_words(row));
         }
     }
 
     /// The rows that have changed, appended to `out`.
-    pub fn copy_changed(&self, since: Since, out: &mut Vec<u32>) {
-        for row in self.marks.rows(since) {
+    pub fn copy_changed(&self, purpose: Purpose, since: Since, out: &mut Vec<u32>) {
+        let changes = self.changes(purpose).into_iter();
+        for row in changes.flat_map(|one| one.marks.rows(since)) {
             out.extend_from_slice(self.row_words(row));
         }
     }
 
-    /// How many rows have changed or gone; None: too many have gone.
-    pub fn changed(&self, since: Since) -> Option<usize> {
-        let removed = self.removed.keys(since)?;
-        Some(self.marks.rows(since).count() + removed.count())
+    /// How many rows have changed or gone; None: that is not known, or too many have gone.
+    pub fn changed(&self, purpose: Purpose, since: Since) -> Option<usize> {
+        let changes = self.changes(purpose)?;
+        let removed = changes.removed.keys(since)?;
+        Some(changes.marks.rows(since).count() + removed.count())
     }
 
     /// The keys without a row that had one before, as far as they are known, ascending.
-    pub fn removed(&self, since: Since) -> Vec<u64> {
-        let keys = self.removed.keys(since).into_iter().flatten();
+    pub fn removed(&self, purpose: Purpose, since: Since) -> Vec<u64> {
+        let changes = self.changes(purpose).into_iter();
+        let keys = changes.filter_map(|one| one.removed.keys(since)).flatten();
         let mut keys: Vec<u64> = keys
             .filter(|&key| self.find(key, mix64(key)).is_none())
             .collect();
@@ -433,14 +462,64 @@ impl RowMap {
 
     /// What changed up to now is of an earlier generation; see [`Marks::begin`].
     pub fn begin_generation(&mut self, since: Since) {
-        self.marks.begin(since);
-        self.removed.begin(since, self.rows);
+        self.saved.marks.begin(since);
+        self.saved.removed.begin(since, self.rows);
     }
 
-    /// No row counts as changed any more, and none as removed.
-    pub fn clear_marks(&mut self) {
-        self.marks.clear();
-        self.removed = Removed::default();
+    /// No row counts as changed any more, and none as removed: its rows are those of this position.
+    pub fn clear_marks(&mut self, position: u64) {
+        self.saved.clear();
+        if let Some(exported) = &mut self.exported {
+            exported.changes.clear();
+            exported.spans = exported.spans.replaced(position);
+        }
+    }
+
+    /// Keep account of what changes from now on for an export. `number` tells this account from
+    /// those before it.
+    pub fn begin_export(&mut self, position: u64, number: u64) {
+        self.exported = Some(Box::new(Exported {
+            changes: Changes {
+                marks: Marks::covering(self.rows),
+                removed: Removed::default(),
+            },
+            spans: Spans {
+                recent: position,
+                earlier: None,
+                number,
+            },
+        }));
+    }
+
+    /// The table is in no export any more.
+    pub fn end_export(&mut self) {
+        self.exported = None;
+    }
+
+    /// Since when the changes for an export are known; None: it is in none.
+    pub(crate) fn export_spans(&self) -> Option<Spans> {
+        self.exported.as_ref().map(|exported| exported.spans)
+    }
+
+    /// An increment has what changed up to this position.
+    pub(crate) fn begin_increment(&mut self, position: u64, since: Since) {
+        if let Some(exported) = &mut self.exported {
+            exported.changes.marks.begin(since);
+            exported.changes.removed.begin(since, self.rows);
+            exported.spans = exported.spans.begun(position, since);
+        }
+    }
+
+    fn changes(&self, purpose: Purpose) -> Option<&Changes> {
+        match purpose {
+            Purpose::Checkpoint => Some(&self.saved),
+            Purpose::Export => self.exported.as_ref().map(|exported| &exported.changes),
+        }
+    }
+
+    fn all_changes(&self) -> impl Iterator<Item = &Changes> {
+        let exported = self.exported.iter().map(|exported| &exported.changes);
+        std::iter::once(&self.saved).chain(exported)
     }
 
     /// Every key with its row number.
@@ -455,12 +534,6 @@ impl RowMap {
             }
             (self.key(row), row)
         })
-    }
-
-    #[inline]
-    fn tag(hash: u64) -> u32 {
-        // Bits 32..40: the slot takes the top bits, the position in the index the low ones.
-        ((hash >> 32) as u32) << TAG_SHIFT
     }
 
     #[inline]
@@ -485,7 +558,10 @@ impl RowMap {
             chunk.resize(chunk.len() + self.stride - KEY_WORDS, 0);
         }
         self.rows += 1;
-        self.marks.cover(self.rows);
+        self.saved.marks.cover(self.rows);
+        if let Some(exported) = &mut self.exported {
+            exported.changes.marks.cover(self.rows);
+        }
     }
 
     /// Copy a row over an earlier one.
@@ -511,60 +587,14 @@ impl RowMap {
         }
     }
 
-    /// The entry of a row in the index; `hash` is its key's.
-    fn entry_of(&self, row: usize, hash: u64) -> usize {
-        let (mask, wanted) = (self.index.len() - 1, Self::tag(hash) | (row as u32 + 1));
-        let mut at = hash as usize & mask;
-        while self.index[at] != wanted {
-            at = (at + 1) & mask;
-        }
-        at
-    }
-
-    /// Empty an entry of the index, and close the gap before the entries that were pushed behind it.
-    fn leave_index(&mut self, entry: usize) {
-        let mask = self.index.len() - 1;
-        let (mut gap, mut at) = (entry, entry);
-        loop {
-            at = (at + 1) & mask;
-            let next = self.index[at];
-            if next == 0 {
-                break;
-            }
-            let home = mix64(self.key((next & ROW_MASK) as usize - 1)) as usize;
-            // It may move to the gap if that is not before the place where it is looked for first.
-            if at.wrapping_sub(home) & mask >= at.wrapping_sub(gap) & mask {
-                self.index[gap] = next;
-                gap = at;
-            }
-        }
-        self.index[gap] = 0;
-    }
-
     fn grow_index(&mut self) {
         self.rebuild_index((self.index.len() * 2).max(MIN_INDEX));
     }
 
     fn rebuild_index(&mut self, length: usize) {
-        // Written from end to end before it is searched. Memory that the kernel gives as zeros is
-        // one page for all until it is written: to look for a free entry first would be a second
-        // fault for each page, and interrupt this process on its other cores. `vec![0; n]` asks for
-        // such memory, and so might the compiler, but for the black box.
-        let mut grown: Vec<u32> = Vec::with_capacity(length);
-        std::hint::black_box(&mut grown).resize(length, 0);
-        for row in 0..self.rows {
-            Self::enter(&mut grown, mix64(self.key(row)), row);
-        }
-        self.index = grown;
-    }
-
-    fn enter(index: &mut [u32], hash: u64, row: usize) {
-        let mask = index.len() - 1;
-        let mut at = hash as usize & mask;
-        while index[at] != 0 {
-            at = (at + 1) & mask;
-        }
-        index[at] = Self::tag(hash) | (row as u32 + 1);
+        let mut index = std::mem::take(&mut self.index);
+        index.rebuild(length, self.keys());
+        self.index = index;
     }
 }
 
@@ -733,10 +763,10 @@ mod tests {
         }
         // Also what is known of the keys that went has its limit.
         assert!(map.allocated_bytes() <= before + 2 * 8 * 10_000);
-        assert_eq!(map.changed(Since::Recent), None);
+        assert_eq!(map.changed(Purpose::Checkpoint, Since::Recent), None);
         map.begin_generation(Since::Recent);
         map.begin_generation(Since::Recent);
-        assert_eq!(map.changed(Since::Earlier), Some(0));
+        assert_eq!(map.changed(Purpose::Checkpoint, Since::Earlier), Some(0));
         assert!(map.allocated_bytes() <= before + 10_000);
     }
 
@@ -756,7 +786,7 @@ mod tests {
             map.begin_generation(Since::Earlier);
         }
         assert!(map.allocated_bytes() <= before + 3 * 8 * 1_000);
-        assert_eq!(map.changed(Since::Earlier), None);
+        assert_eq!(map.changed(Purpose::Checkpoint, Since::Earlier), None);
     }
 
     proptest! {
@@ -786,12 +816,12 @@ mod tests {
                 map.keys().map(|(key, row)| (key, map.values(row)[0])).collect()
             };
             let add_up = |mut known: BTreeMap<u64, u32>, map: &RowMap, since: Since| {
-                map.changed(since)?;
-                for key in map.removed(since) {
+                map.changed(Purpose::Checkpoint, since)?;
+                for key in map.removed(Purpose::Checkpoint, since) {
                     known.remove(&key);
                 }
                 let mut words = Vec::new();
-                map.copy_changed(since, &mut words);
+                map.copy_changed(Purpose::Checkpoint, since, &mut words);
                 known.extend(words.chunks(3).map(|row| (u64::from(row[0]), row[2])));
                 Some(known)
             };

@@ -60,6 +60,8 @@ pub struct Table {
     slots: u32,
     /// One per slot of the range; empty until the first row comes.
     maps: Vec<RowMap>,
+    /// Whether the maps keep account of what changes for an export.
+    exported: bool,
     elements: usize,
     weight_words: usize,
     /// Of the optimizer.
@@ -101,6 +103,7 @@ impl Table {
             first_slot,
             slots,
             maps: Vec::new(),
+            exported: false,
             elements,
             allocated_bytes: 0,
             rows: 0,

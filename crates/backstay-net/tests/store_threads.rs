@@ -111,7 +111,7 @@ impl World {
 
     fn snapshot(store: &Store, slot: u32) {
         // None: not served at this moment.
-        let Some(snapshot) = store.snapshot(slot, None) else {
+        let Some(snapshot) = store.snapshot(slot, None, None) else {
             return;
         };
         for table in &snapshot.tables {

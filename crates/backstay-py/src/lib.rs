@@ -13,6 +13,7 @@ mod logging;
 mod push;
 mod runtime;
 mod server;
+mod serving;
 #[cfg(feature = "simulation")]
 mod simulation;
 mod tensors;
@@ -149,6 +150,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::DataServer>()?;
     module.add_class::<server::Cancellation>()?;
     module.add_class::<server::CopiedSlots>()?;
+    module.add_class::<serving::ServedTables>()?;
     module.add_class::<client::DataClient>()?;
     module.add_class::<key_plan::KeyPlan>()?;
     module.add_class::<client::PendingPull>()?;

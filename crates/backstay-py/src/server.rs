@@ -1,11 +1,13 @@
 //! `DataServer`: one node's data plane.
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use backstay_core::engine::ServingState;
+use backstay_core::hash::table_id;
 use backstay_core::replication::{ReplicaOptions, RoutingTable, Rows};
 use backstay_core::wire::Limits;
 use backstay_net::checkpoint;
@@ -317,17 +319,31 @@ impl DataServer {
         PyArray1::from_vec(py, bytes)
     }
 
+    /// Keep account of what changes in these tables for exports, and in no others.
+    fn track_exports(&self, py: Python<'_>, tables: Vec<String>) {
+        let ids: BTreeSet<u64> = tables.iter().map(|name| table_id(name)).collect();
+        py.detach(|| self.store.track_exports(&ids));
+    }
+
+    #[pyo3(signature = (slots_json, most_bytes, cancelled, export_json=None))]
     fn copy_slots(
         &self,
         py: Python<'_>,
         slots_json: &str,
         most_bytes: u64,
         cancelled: &Cancellation,
+        export_json: Option<&str>,
     ) -> PyResult<CopiedSlots> {
         let slots: Vec<checkpoint::SlotToWrite> = parsed(py, slots_json)?;
-        let replicator = self.server.replicator();
+        let export = export_json.map(|json| parsed(py, json)).transpose()?;
+        let (replicator, cancelled) = (self.server.replicator(), &cancelled.0);
         let copied = py
-            .detach(|| checkpoint::copy_slots(replicator, &slots, most_bytes, &cancelled.0))
+            .detach(|| match &export {
+                None => checkpoint::copy_slots(replicator, &slots, most_bytes, cancelled),
+                Some(choice) => {
+                    checkpoint::copy_export(replicator, &slots, choice, most_bytes, cancelled)
+                }
+            })
             .map_err(|error| from_checkpoint(py, &error))?;
         Ok(CopiedSlots(Mutex::new(Some(copied))))
     }

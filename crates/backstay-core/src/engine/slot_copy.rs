@@ -202,7 +202,7 @@ impl Engine {
         self.slots[index].time = memory.time;
         self.slots[index].spans = self.slots[index].spans.replaced(memory.position);
         for (id, table) in &mut self.tables {
-            table.clear_marks(slot);
+            table.clear_marks(slot, memory.position);
             let known = memory.updates.iter().find(|(of, _)| of == id);
             table.set_updates(index, known.map_or(0, |&(_, updates)| updates));
         }

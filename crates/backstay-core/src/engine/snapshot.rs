@@ -1,14 +1,16 @@
-//! A slot as a checkpoint keeps it: whole or only what has changed, and of one instant.
+//! A slot as a checkpoint or an export keeps it: whole or only what has changed, and of one instant.
 //!
 //! A whole slot may be large, and pushes wait while it is read. So it is copied piece by
 //! piece, with pushes in between, and in the end what has changed meanwhile is copied once more:
 //! the copy is of the instant of that last, short step. What has changed is known by marks, of
 //! which a new generation begins with the copy.
 
+use std::collections::BTreeSet;
+
 use super::slot_copy::SlotMemory;
 use super::Engine;
 use crate::error::Refusal;
-use crate::marks::{Since, Spans};
+use crate::marks::{Purpose, Since};
 use crate::table::{RowLayout, Table};
 
 /// The rows of one table in a slot.
@@ -22,6 +24,23 @@ pub struct TableSnapshot {
     pub words: Vec<u32>,
     /// Keys whose rows went, of a copy of what has changed; ascending.
     pub deleted: Vec<u64>,
+    /// Of an export: which of the snapshots of its rows it is.
+    number: u64,
+}
+
+impl TableSnapshot {
+    /// What changed in a slot; or, if that is not asked for, a copy to be filled with all its rows.
+    fn of(id: u64, table: &Table, slot: u32, purpose: Purpose, changed: Option<Since>) -> Self {
+        let words = changed.map(|since| table.copy_changed(slot, purpose, since));
+        let deleted = changed.map(|since| table.removed_in(slot, purpose, since));
+        Self {
+            table: id,
+            layout: table.layout(),
+            words: words.unwrap_or_default(),
+            deleted: deleted.unwrap_or_default(),
+            number: 0,
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -35,6 +54,7 @@ pub struct SlotSnapshot {
     pub whole: bool,
     /// Tables with rows to tell of.
     pub tables: Vec<TableSnapshot>,
+    purpose: Purpose,
     /// Which of the slot's snapshots it is: an earlier one cannot be finished.
     number: u64,
 }
@@ -52,37 +72,95 @@ impl Engine {
         let changed = since.filter(|&since| {
             let mut tables = self.tables.values();
             let counts = tables.try_fold((0, 0), |sum, table| {
-                let (rows, changed) = table.changed_in(slot, since)?;
+                let (rows, changed) = table.changed_in(slot, Purpose::Checkpoint, since)?;
                 Some((sum.0 + rows, sum.1 + changed))
             });
             counts.is_some_and(|(rows, changed)| changed < rows)
         });
-        let table = |(&table, content): (&u64, &Table)| TableSnapshot {
-            table,
-            layout: content.layout(),
-            words: changed.map_or_else(Vec::new, |since| content.copy_changed(slot, since)),
-            deleted: changed.map_or_else(Vec::new, |since| content.removed_in(slot, since)),
+        let table = |(&id, table): (&u64, &Table)| {
+            TableSnapshot::of(id, table, slot, Purpose::Checkpoint, changed)
         };
         let tables = self.tables.iter().map(table).collect();
         let kept = since.unwrap_or(Since::Recent);
         for table in self.tables.values_mut() {
             table.begin_generation(slot, kept);
         }
-        let earlier = match kept {
-            Since::Recent => Some(spans.recent),
-            Since::Earlier => spans.earlier,
-        };
-        self.slots[index].spans = Spans {
-            recent: position,
-            earlier,
-            number: spans.number + 1,
-        };
+        self.slots[index].spans = spans.begun(position, kept);
         SlotSnapshot {
             slot,
             memory: self.memory(slot),
             whole: changed.is_none(),
             tables,
+            purpose: Purpose::Checkpoint,
             number: spans.number + 1,
+        }
+    }
+
+    /// Keep account of what changes in these tables for exports, from now on or going on, and in
+    /// no others.
+    pub fn track_exports(&mut self, tables: &BTreeSet<u64>) {
+        self.exports_tracked += 1;
+        // A snapshot of an account that ended must not pass for one of the next.
+        let number = self.exports_tracked << 32;
+        let (slots, first) = (&self.slots, self.first_slot);
+        for (id, table) in &mut self.tables {
+            table.track_export(tables.contains(id), number, |slot| {
+                slots[(slot - first) as usize].position
+            });
+        }
+    }
+
+    /// Begin to copy a slot of some tables for an export, as [`Self::begin_snapshot`]. None if no
+    /// account is kept of them yet. Streams are left out of its memory.
+    pub fn begin_export(
+        &mut self,
+        slot: u32,
+        base: Option<u64>,
+        tables: &[u64],
+    ) -> Option<SlotSnapshot> {
+        let position = self.slots[self.index(slot)].position;
+        let mut counted = Some((0, 0));
+        let mut spans = Vec::with_capacity(tables.len());
+        for id in tables {
+            let table = self.tables.get(id)?;
+            let known = table.export_spans(slot)?;
+            let since = base.and_then(|base| known.since(base));
+            let changed = since.and_then(|since| table.changed_in(slot, Purpose::Export, since));
+            counted = counted
+                .zip(changed)
+                .map(|(sum, more)| (sum.0 + more.0, sum.1 + more.1));
+            spans.push((*id, known, since));
+        }
+        let is_same = base == Some(position);
+        let is_part = counted.is_some_and(|(rows, changed)| changed < rows) || is_same;
+        let mut copied = Vec::with_capacity(tables.len());
+        for (id, known, since) in spans.into_iter().filter(|_| !is_same) {
+            let table = self.tables.get_mut(&id)?;
+            let changed = since.filter(|_| is_part);
+            let mut copy = TableSnapshot::of(id, table, slot, Purpose::Export, changed);
+            copy.number = known.number + 1;
+            copied.push(copy);
+            // A base must not cut off what the increments beside it build on.
+            let all = known.earlier.map_or(Since::Recent, |_| Since::Earlier);
+            table.begin_increment(slot, position, since.unwrap_or(all));
+        }
+        Some(SlotSnapshot {
+            slot,
+            memory: self.instant(slot),
+            whole: !is_part,
+            tables: copied,
+            purpose: Purpose::Export,
+            number: 0,
+        })
+    }
+
+    /// Position and time of a slot.
+    fn instant(&self, slot: u32) -> SlotMemory {
+        let slot = &self.slots[self.index(slot)];
+        SlotMemory {
+            position: slot.position,
+            time: slot.time,
+            ..SlotMemory::default()
         }
     }
 
@@ -106,30 +184,44 @@ impl Engine {
             return false;
         }
         if snapshot.whole {
-            let known: Vec<u64> = snapshot.tables.iter().map(|table| table.table).collect();
-            for (&table, content) in self.tables.iter().filter(|(id, _)| !known.contains(id)) {
-                // Created since.
-                snapshot.tables.push(TableSnapshot {
-                    table,
-                    layout: content.layout(),
-                    words: Vec::new(),
-                    deleted: Vec::new(),
-                });
-            }
-            for table in &mut snapshot.tables {
-                if let Some(content) = self.tables.get(&table.table) {
-                    content.patch(snapshot.slot, &mut table.words);
-                }
-            }
-            snapshot.memory = self.memory(snapshot.slot);
+            self.bring_up_to_date(snapshot);
         }
         let tells = |table: &TableSnapshot| !table.words.is_empty() || !table.deleted.is_empty();
         snapshot.tables.retain(tells);
         true
     }
 
+    fn bring_up_to_date(&self, snapshot: &mut SlotSnapshot) {
+        let (slot, purpose) = (snapshot.slot, snapshot.purpose);
+        if purpose == Purpose::Checkpoint {
+            let known: Vec<u64> = snapshot.tables.iter().map(|table| table.table).collect();
+            let since = self.tables.iter().filter(|(id, _)| !known.contains(id));
+            // Created since.
+            let copies =
+                since.map(|(&id, table)| TableSnapshot::of(id, table, slot, purpose, None));
+            snapshot.tables.extend(copies);
+        }
+        for table in &mut snapshot.tables {
+            if let Some(content) = self.tables.get(&table.table) {
+                content.patch(slot, purpose, &mut table.words);
+            }
+        }
+        snapshot.memory = match purpose {
+            Purpose::Checkpoint => self.memory(slot),
+            Purpose::Export => self.instant(slot),
+        };
+    }
+
     fn is_newest(&self, snapshot: &SlotSnapshot) -> bool {
-        self.slots[self.index(snapshot.slot)].spans.number == snapshot.number
+        let slot = snapshot.slot;
+        match snapshot.purpose {
+            Purpose::Checkpoint => self.slots[self.index(slot)].spans.number == snapshot.number,
+            Purpose::Export => snapshot.tables.iter().all(|copy| {
+                let table = self.tables.get(&copy.table);
+                let spans = table.and_then(|table| table.export_spans(slot));
+                spans.is_some_and(|spans| spans.number == copy.number)
+            }),
+        }
     }
 
     /// Put rows into one slot of a table: each is new, or replaces the one of its key.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Table;
 use crate::error::Refusal;
 use crate::hash::{mix64, SlotSpace};
-use crate::marks::Since;
+use crate::marks::{Purpose, Since, Spans};
 use crate::row_map::{ReadingToken, RowMap, KEY_WORDS};
 use crate::spec::Storage;
 use crate::storage;
@@ -195,8 +195,12 @@ impl Table {
         }
     }
 
-    fn replace_map(&mut self, slot: u32, new: RowMap) {
+    fn replace_map(&mut self, slot: u32, mut new: RowMap) {
         self.ensure_maps();
+        if let Some(spans) = self.export_spans(slot) {
+            // Of no position until the slot's memory comes: what changed is not known before.
+            new.begin_export(u64::MAX, spans.number + 1);
+        }
         let at = (slot - self.first_slot) as usize;
         self.on_map(at, |map| *map = new);
     }
@@ -234,15 +238,17 @@ impl Table {
     }
 
     /// Rows of one slot, and how many have changed or gone; None: too many have gone.
-    pub fn changed_in(&self, slot: u32, since: Since) -> Option<(usize, usize)> {
+    pub fn changed_in(&self, slot: u32, purpose: Purpose, since: Since) -> Option<(usize, usize)> {
         let map = self.maps.get((slot - self.first_slot) as usize);
-        map.map_or(Some((0, 0)), |map| Some((map.len(), map.changed(since)?)))
+        map.map_or(Some((0, 0)), |map| {
+            Some((map.len(), map.changed(purpose, since)?))
+        })
     }
 
     /// The keys of one slot that had a row and have none now, ascending.
-    pub fn removed_in(&self, slot: u32, since: Since) -> Vec<u64> {
+    pub fn removed_in(&self, slot: u32, purpose: Purpose, since: Since) -> Vec<u64> {
         let map = self.maps.get((slot - self.first_slot) as usize);
-        map.map_or_else(Vec::new, |map| map.removed(since))
+        map.map_or_else(Vec::new, |map| map.removed(purpose, since))
     }
 
     /// Append rows of one slot as they lie in memory (see [`RowLayout`]) to the `words` of those
@@ -288,18 +294,18 @@ impl Table {
 
     /// Bring copies of the first rows of one slot up to date with what has changed since the last
     /// generation began, and append the rest.
-    pub fn patch(&self, slot: u32, words: &mut Vec<u32>) {
+    pub fn patch(&self, slot: u32, purpose: Purpose, words: &mut Vec<u32>) {
         if let Some(map) = self.maps.get((slot - self.first_slot) as usize) {
-            map.patch(words);
+            map.patch(purpose, words);
             self.copy_more(slot, words, usize::MAX);
         }
     }
 
     /// The rows of one slot that have changed.
-    pub fn copy_changed(&self, slot: u32, since: Since) -> Vec<u32> {
+    pub fn copy_changed(&self, slot: u32, purpose: Purpose, since: Since) -> Vec<u32> {
         let mut words = Vec::new();
         if let Some(map) = self.maps.get((slot - self.first_slot) as usize) {
-            map.copy_changed(since, &mut words);
+            map.copy_changed(purpose, since, &mut words);
         }
         words
     }
@@ -309,9 +315,47 @@ impl Table {
         self.on_map_if_any(slot, |map| map.begin_generation(since));
     }
 
-    /// Nothing counts as changed in one slot.
-    pub fn clear_marks(&mut self, slot: u32) {
-        self.on_map_if_any(slot, RowMap::clear_marks);
+    /// Nothing counts as changed in one slot, whose rows are those of this position.
+    pub fn clear_marks(&mut self, slot: u32, position: u64) {
+        self.on_map_if_any(slot, |map| map.clear_marks(position));
+    }
+
+    /// Keep account of what changes from now on for an export, or of nothing any more. An account
+    /// that is kept already goes on. `position` is that of each slot, `number` tells this account
+    /// from those before it.
+    pub(crate) fn track_export(
+        &mut self,
+        wanted: bool,
+        number: u64,
+        position: impl Fn(u32) -> u64,
+    ) {
+        if wanted == self.exported {
+            return;
+        }
+        self.exported = wanted;
+        if wanted {
+            self.ensure_maps();
+        }
+        for slot in self.first_slot..self.first_slot + self.maps.len() as u32 {
+            self.on_map_if_any(slot, |map| {
+                if wanted {
+                    map.begin_export(position(slot), number);
+                } else {
+                    map.end_export();
+                }
+            });
+        }
+    }
+
+    /// Since when the changes of a slot are known for an export; None if the table is in none.
+    pub(crate) fn export_spans(&self, slot: u32) -> Option<Spans> {
+        let map = self.maps.get((slot - self.first_slot) as usize);
+        map.and_then(RowMap::export_spans)
+    }
+
+    /// An increment has what changed in one slot up to this position.
+    pub(crate) fn begin_increment(&mut self, slot: u32, position: u64, since: Since) {
+        self.on_map_if_any(slot, |map| map.begin_increment(position, since));
     }
 
     /// Put rows into one slot: each is new, or replaces the one of its key.

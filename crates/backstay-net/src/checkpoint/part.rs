@@ -1,18 +1,26 @@
-//! Writing a part: some slots of this node, copied one after the other.
+//! Writing a part of a checkpoint or of a running export: some slots of this node, copied one after
+//! the other.
 
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use backstay_core::engine::{SlotMemory, SlotSnapshot, TableSnapshot};
+use backstay_core::error::Refusal;
+use backstay_core::hash::table_id;
 use backstay_core::stream::StreamId;
 use backstay_core::table::PlainRows;
 use serde::{Deserialize, Serialize};
 
+use super::chosen::{Chosen, ExportChoice};
 use super::file::{write_whole, Pace};
 use super::tensors::{make_header, Dtype};
 use super::CheckpointError;
 use crate::replicator::Replicator;
+
+/// What a file says that it is.
+const FORMAT: &str = "backstay-part-1";
+pub(super) const EXPORT_FORMAT: &str = "backstay-export-part-1";
 
 /// A slot to be written.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -29,7 +37,7 @@ pub struct SlotToWrite {
 pub struct PartToWrite {
     /// The file.
     pub path: PathBuf,
-    /// The checkpoint's id, noted in the file.
+    /// The id of the checkpoint, or of the element of an export, noted in the file.
     pub checkpoint: String,
     /// Bytes in a second, at most; 0: no limit.
     pub bytes_per_s: u64,
@@ -58,7 +66,7 @@ pub struct PartWritten {
     /// Its SHA-256, in hex.
     pub sha256: String,
     /// Its slots. Those of which this node is no master (any more) are missing; without any, there
-    /// is no file.
+    /// is no file, nor if slots of an export have nothing to tell.
     pub slots: Vec<SlotWritten>,
 }
 
@@ -123,6 +131,8 @@ pub struct CopiedSlots {
     slots: Vec<(u64, SlotSnapshot)>,
     /// The names of the tables with rows in them.
     names: BTreeMap<u64, String>,
+    /// Of an export: what it has of each table.
+    exported: Option<BTreeMap<u64, Chosen>>,
 }
 
 /// Copy slots, each of one instant at which this node surely was its master. Those of which it is
@@ -139,10 +149,45 @@ pub fn copy_slots(
     most_bytes: u64,
     cancelled: &AtomicBool,
 ) -> Result<CopiedSlots, CheckpointError> {
+    copy(replicator, slots, None, most_bytes, cancelled)
+}
+
+/// The same for a running export. Slots are left out, too, as long as this node keeps no account of
+/// what changes in its tables.
+pub fn copy_export(
+    replicator: &Replicator,
+    slots: &[SlotToWrite],
+    choice: &ExportChoice,
+    most_bytes: u64,
+    cancelled: &AtomicBool,
+) -> Result<CopiedSlots, CheckpointError> {
+    let chosen = |name: &String| {
+        let id = table_id(name);
+        Ok((id, Chosen::new(replicator.store().spec(id)?, choice)))
+    };
+    let tables = choice
+        .tables
+        .iter()
+        .map(chosen)
+        .collect::<Result<_, Refusal>>()?;
+    copy(replicator, slots, Some(tables), most_bytes, cancelled)
+}
+
+fn copy(
+    replicator: &Replicator,
+    slots: &[SlotToWrite],
+    exported: Option<BTreeMap<u64, Chosen>>,
+    most_bytes: u64,
+    cancelled: &AtomicBool,
+) -> Result<CopiedSlots, CheckpointError> {
+    let tables: Option<Vec<u64>> = exported
+        .as_ref()
+        .map(|tables| tables.keys().copied().collect());
     let mut bytes = 0;
     let mut copied = CopiedSlots {
         slots: Vec::with_capacity(slots.len()),
         names: BTreeMap::new(),
+        exported,
     };
     for asked in slots {
         if cancelled.load(Ordering::Relaxed) {
@@ -151,7 +196,8 @@ pub fn copy_slots(
         if bytes > most_bytes {
             break;
         }
-        let Some((epoch, snapshot)) = replicator.snapshot_slot(asked.slot, asked.base) else {
+        let found = replicator.snapshot_slot(asked.slot, asked.base, tables.as_deref());
+        let Some((epoch, snapshot)) = found else {
             continue;
         };
         let words = |table: &TableSnapshot| table.words.len() + 2 * table.deleted.len();
@@ -184,12 +230,20 @@ impl CopiedSlots {
                 position: snapshot.memory.position,
                 epoch,
                 whole: snapshot.whole,
-                rows: content.add(&self.names, epoch, &snapshot),
+                rows: content.add(&self.names, self.exported.as_ref(), epoch, &snapshot),
             });
         }
-        let tensors = content.tensors();
+        let is_export = self.exported.is_some();
+        if is_export && content.tables.is_empty() {
+            return Ok(PartWritten {
+                slots,
+                ..PartWritten::default()
+            });
+        }
+        let format = if is_export { EXPORT_FORMAT } else { FORMAT };
+        let tensors = content.tensors(!is_export);
         let metadata = BTreeMap::from([
-            ("format".to_owned(), "backstay-part-1".to_owned()),
+            ("format".to_owned(), format.to_owned()),
             ("checkpoint".to_owned(), part.checkpoint.clone()),
         ]);
         let described = tensors.iter().map(Tensor::described);
@@ -212,26 +266,49 @@ impl CopiedSlots {
 
 impl Content {
     /// Add a slot; returns its rows.
-    fn add(&mut self, names: &BTreeMap<u64, String>, epoch: u64, snapshot: &SlotSnapshot) -> u64 {
+    fn add(
+        &mut self,
+        names: &BTreeMap<u64, String>,
+        exported: Option<&BTreeMap<u64, Chosen>>,
+        epoch: u64,
+        snapshot: &SlotSnapshot,
+    ) -> u64 {
         let slot = u64::from(snapshot.slot);
-        self.slots.extend([slot, snapshot.memory.position, epoch]);
-        self.add_streams(slot, &snapshot.memory);
-        if snapshot.memory.time > 0 {
-            self.times.extend([slot, u64::from(snapshot.memory.time)]);
+        let memory = &snapshot.memory;
+        self.slots.extend([slot, memory.position, epoch]);
+        self.add_streams(slot, memory);
+        if memory.time > 0 {
+            self.times.extend([slot, u64::from(memory.time)]);
         }
         let mut all = 0;
         for table in &snapshot.tables {
+            let chosen = exported.and_then(|tables| tables.get(&table.table));
+            let chosen = chosen.map(|chosen| chosen.rows(table, snapshot.whole, memory.time));
+            let rows = chosen.as_ref().map_or_else(
+                || table.words.len() / table.layout.stride(),
+                |(rows, _)| rows.0.len(),
+            );
+            let deleted = chosen.as_ref().map_or(&table.deleted, |(_, keys)| keys);
+            if rows == 0 && deleted.is_empty() {
+                continue;
+            }
             let into = self.tables.entry(names[&table.table].clone()).or_default();
-            let rows = (table.words.len() / table.layout.stride()) as u64;
             if rows > 0 {
-                into.runs.extend([slot, rows]);
+                into.runs.extend([slot, rows as u64]);
             }
-            if !table.deleted.is_empty() {
-                into.deleted_runs.extend([slot, table.deleted.len() as u64]);
-                into.deleted.extend(&table.deleted);
+            if !deleted.is_empty() {
+                into.deleted_runs.extend([slot, deleted.len() as u64]);
+                into.deleted.extend(deleted);
             }
-            table.layout.take_apart(&table.words, &mut into.rows);
-            all += rows;
+            match chosen {
+                None => table.layout.take_apart(&table.words, &mut into.rows),
+                Some((rows, _)) => {
+                    into.rows.0.extend(rows.0);
+                    into.rows.1.extend(rows.1);
+                    into.rows.2.extend(rows.2);
+                }
+            }
+            all += rows as u64;
         }
         all
     }
@@ -250,13 +327,21 @@ impl Content {
     }
 
     /// The arrays of the file: those of 64-bit numbers first, so that all are aligned.
-    fn tensors(&self) -> Vec<Tensor<'_>> {
-        let mut tensors = vec![
-            Tensor::numbers("memory.slots".into(), Some(3), &self.slots),
-            Tensor::numbers("memory.streams".into(), Some(6), &self.streams),
-            Tensor::numbers("memory.closed".into(), Some(3), &self.closed),
-        ];
-        if !self.times.is_empty() {
+    fn tensors(&self, with_streams: bool) -> Vec<Tensor<'_>> {
+        let mut tensors = vec![Tensor::numbers("memory.slots".into(), Some(3), &self.slots)];
+        if with_streams {
+            tensors.push(Tensor::numbers(
+                "memory.streams".into(),
+                Some(6),
+                &self.streams,
+            ));
+            tensors.push(Tensor::numbers(
+                "memory.closed".into(),
+                Some(3),
+                &self.closed,
+            ));
+        }
+        if with_streams && !self.times.is_empty() {
             let times = Tensor::numbers("memory.times".into(), Some(2), &self.times);
             tensors.push(times);
         }

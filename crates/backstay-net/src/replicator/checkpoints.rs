@@ -10,20 +10,21 @@ use crate::store::Store;
 
 impl Replicator {
     /// Copy a slot, with its epoch, at an instant at which this node surely was its master; None
-    /// if it is not. `base`: position and epoch of what is known of it already.
+    /// if it is not. `base`: position and epoch of what is known of it already. `exported`: the
+    /// tables of an export; None: all, for a checkpoint.
     pub fn snapshot_slot(
         &self,
         slot: u32,
         base: Option<(u64, u64)>,
+        exported: Option<&[u64]>,
     ) -> Option<(u64, SlotSnapshot)> {
         if slot >= self.store.space().count() {
             return None;
         }
         let epoch = self.state.lock().replica.epoch(slot);
         let base = base.filter(|&(_, known)| known == epoch);
-        let snapshot = self
-            .store
-            .snapshot(slot, base.map(|(position, _)| position))?;
+        let base = base.map(|(position, _)| position);
+        let snapshot = self.store.snapshot(slot, base, exported)?;
         // As with a read: what was copied counts only if no other node could be master by now.
         self.check_alive().ok()?;
         let unchanged = self.state.lock().replica.epoch(slot) == epoch;

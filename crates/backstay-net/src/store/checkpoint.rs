@@ -1,4 +1,6 @@
-//! The store as checkpoints reach it.
+//! The store as checkpoints and running exports reach it.
+
+use std::collections::BTreeSet;
 
 use backstay_core::engine::{Engine, ServingState, SlotSnapshot};
 use backstay_core::error::Refusal;
@@ -21,13 +23,32 @@ pub struct PreparedRows {
 }
 
 impl Store {
-    /// Copy a slot that is served here; None if it is not. See `Engine::begin_snapshot`.
-    pub fn snapshot(&self, slot: u32, base: Option<u64>) -> Option<SlotSnapshot> {
+    /// Keep account of what changes in these tables for exports, and in no others.
+    pub fn track_exports(&self, tables: &BTreeSet<u64>) {
+        for stripe in 0..self.stripes.len() {
+            self.write(stripe, None, |engine| engine.track_exports(tables));
+        }
+    }
+
+    /// Copy a slot that is served here; None if it is not. All of it for a checkpoint, or these
+    /// tables for an export. See `Engine::begin_snapshot` and `Engine::begin_export`.
+    pub fn snapshot(
+        &self,
+        slot: u32,
+        base: Option<u64>,
+        exported: Option<&[u64]>,
+    ) -> Option<SlotSnapshot> {
         self.stripe_of(slot).ok()?;
         let engine = &self.stripes[self.stripe(slot)];
         let serves = |engine: &Engine| engine.serving_state(slot) == ServingState::Serving;
         let mut snapshot = self.write(self.stripe(slot), None, |engine| {
-            serves(engine).then(|| engine.begin_snapshot(slot, base))
+            if !serves(engine) {
+                return None;
+            }
+            match exported {
+                None => Some(engine.begin_snapshot(slot, base)),
+                Some(tables) => engine.begin_export(slot, base, tables),
+            }
         })?;
         // Pushes go on between two pieces; a fair lock lets waiting pushes go first.
         while engine.read().copy_more(&mut snapshot, ROWS_AT_ONCE) {}

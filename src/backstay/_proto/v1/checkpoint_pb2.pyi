@@ -532,12 +532,17 @@ class WriteSlotsRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    EXPORT_FIELD_NUMBER: _builtins.int
     url: _builtins.str
     id: _builtins.str
     bytes_per_s: _builtins.int
     """Bytes in a second, at most; 0: no limit."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotBase]: ...
+    @_builtins.property
+    def export(self) -> Global___ExportChoice:
+        """Set if `id` is an element of a running export, and not a checkpoint."""
+
     def __init__(
         self,
         *,
@@ -545,14 +550,43 @@ class WriteSlotsRequest(_message.Message):
         id: _builtins.str = ...,
         slots: _abc.Iterable[Global___SlotBase] | None = ...,
         bytes_per_s: _builtins.int = ...,
+        export: Global___ExportChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["export", b"export"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "id", b"id", "slots", b"slots", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "export", b"export", "id", b"id", "slots", b"slots", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteSlotsRequest: _TypeAlias = WriteSlotsRequest  # noqa: Y015
+
+@_typing.final
+class ExportChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
+    SCORE_AT_LEAST_FIELD_NUMBER: _builtins.int
+    statistics: _builtins.bool
+    score_at_least: _builtins.float
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        tables: _abc.Iterable[_builtins.str] | None = ...,
+        statistics: _builtins.bool = ...,
+        score_at_least: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "score_at_least", b"score_at_least"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "score_at_least", b"score_at_least", "statistics", b"statistics", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score_at_least: _TypeAlias = _typing.Literal["score_at_least"]  # noqa: Y015
+    _WhichOneofArgType__score_at_least: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score_at_least) -> _WhichOneofReturnType__score_at_least | None: ...
+
+Global___ExportChoice: _TypeAlias = ExportChoice  # noqa: Y015
 
 @_typing.final
 class WrittenSlot(_message.Message):
@@ -594,6 +628,7 @@ class WrittenPart(_message.Message):
     SHA256_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     file: _builtins.str
+    """Empty: slots of an export that have nothing to tell."""
     bytes: _builtins.int
     sha256: _builtins.str
     @_builtins.property

@@ -1,0 +1,89 @@
+"""``plans/export/<name>``: an export that goes on until it is stopped; and which tables it is of.
+
+This module imports ``json_record`` and ``backstay.errors``; it knows no clock and no network.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from backstay.errors import InvalidRequest
+from backstay.json_record import JsonRecord
+
+__all__ = ["EVERY_S_MIN", "ExportRecord", "tables_of_exports"]
+
+EVERY_S_MIN = 0.1
+EVERY_S_MAX = 86_400.0
+TEXT_MAX = 1_000
+PATTERNS_MAX = 1_000
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ExportRecord(JsonRecord, what="export"):
+    """An export that goes on; the controller writes it.
+
+    Attributes:
+        name: Its name in the cluster.
+        run: Random: which start it is.
+        url: The folder or URL of its elements.
+        every_s: Seconds from one increment to the next.
+        tables: Names of tables, in which * and ? stand for any characters.
+        statistics: Whether the statistics of rows go with their weights.
+        score_at_least: The lowest score of a row, in tables whose lifetime uses one; None: any.
+        started: ISO 8601, for people; exports are in the order of this.
+        stopping: Whether it ends with the next increment.
+        trouble: Why the last increment could not be written; empty if it was.
+    """
+
+    name: str
+    run: str
+    url: str
+    every_s: float
+    tables: tuple[str, ...]
+    statistics: bool
+    score_at_least: float | None
+    started: str
+    stopping: bool = False
+    trouble: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, or would take too much room."""
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(f"name {self.name[:200]!r} is not 1 to 128 of A-Z a-z 0-9 _ . -")
+        if not EVERY_S_MIN <= self.every_s <= EVERY_S_MAX:
+            raise InvalidRequest(
+                f"every_s {self.every_s:g} is not {EVERY_S_MIN:g} to {EVERY_S_MAX:g} seconds"
+            )
+        if not 1 <= len(self.url) <= TEXT_MAX:
+            raise InvalidRequest(f"url is not of 1 to {TEXT_MAX} characters")
+        if not 1 <= len(self.tables) <= PATTERNS_MAX or not all(self.tables):
+            raise InvalidRequest(f"tables is no list of 1 to {PATTERNS_MAX} names or patterns")
+        if self.score_at_least is not None and not math.isfinite(self.score_at_least):
+            raise InvalidRequest(f"score_at_least {self.score_at_least} is no number")
+
+    def takes(self, table: str) -> bool:
+        """Return whether a table is in it, if no earlier export has it.
+
+        Tables of backstay's own, such as the audit's, are part of no model.
+        """
+        own = table.rpartition("/")[2].startswith("__")
+        return not own and any(fnmatchcase(table, pattern) for pattern in self.tables)
+
+
+def tables_of_exports(
+    exports: Mapping[str, ExportRecord], tables: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the tables of each export, sorted. A table is in the first one that takes it. Pure."""
+    found: dict[str, list[str]] = {name: [] for name in exports}
+    in_order = sorted(exports.values(), key=lambda one: (one.started, one.name))
+    for table in sorted(tables):
+        taker = next((one for one in in_order if one.takes(table)), None)
+        if taker is not None:
+            found[taker.name].append(table)
+    return {name: tuple(some) for name, some in found.items()}

@@ -1,0 +1,128 @@
+"""The export of a job: started with it, ended with it, by the calls that ``pserverctl`` makes.
+
+Calls to the cluster block, so threads make them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from backstay.checkpoint import remote_exports
+from backstay.cluster.directory import Directory
+from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest
+from backstay.job_spec import ExportsSpec
+from backstay.master.job import Job
+
+__all__ = ["JobExport"]
+
+# Another try would fare alike.
+FINAL = (ConfigError, InvalidRequest, ExportRefused)
+LOOK_S = 5.0
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 30.0
+# So long the end of a job waits for the last increment.
+STOP_WAIT_S = 60.0
+STOP_LOOK_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class JobExport:
+    """The export of one job; belongs to one event loop."""
+
+    def __init__(self, job: Job, name: str, spec: ExportsSpec, directory: Directory) -> None:
+        """Prepare.
+
+        Args:
+            job: The job, which is told of troubles.
+            name: Its name, and that of the export.
+            spec: What the job file says of it.
+            directory: Of the cluster.
+        """
+        self._job = job
+        self._name = name
+        self._spec = spec
+        self._directory = directory
+        self._calling = asyncio.Lock()
+        self._has_ended = False
+
+    async def run(self) -> None:
+        """Start it, and tell the job how it goes, until it is stopped."""
+        pause_s = PAUSE_FIRST_S
+        while True:
+            try:
+                async with self._calling:
+                    if self._has_ended:
+                        return
+                    trouble = await asyncio.to_thread(self._look)
+                pause_s = LOOK_S
+            except FINAL as error:
+                trouble, pause_s = str(error), PAUSE_MAX_S
+            except BackstayError as error:
+                trouble, pause_s = str(error), min(2 * pause_s, PAUSE_MAX_S)
+            self._job.note_trouble("exports", trouble and f"the export: {trouble}")
+            await asyncio.sleep(pause_s)
+
+    async def stop(self) -> None:
+        """Have its last increment written, with all that was pushed, and end it."""
+        self._has_ended = True
+        try:
+            await asyncio.wait_for(self._stop(), STOP_WAIT_S)
+        except (BackstayError, asyncio.TimeoutError) as error:
+            why = str(error) or f"it was not written in {STOP_WAIT_S:g} s"
+            log.error("the export of the job has no last increment: %s", why)
+
+    def _look(self) -> str:
+        """Start it if it does not go on; return what is wrong with it."""
+        running = self._running()
+        if running is None:
+            self._start()
+            return ""
+        try:
+            # If it goes on with the same settings, nothing happens.
+            self._start()
+        except ExportRefused:
+            # It is of an earlier run, whose job master could not end it.
+            self._end(now=True)
+            self._start()
+        return running.trouble
+
+    def _start(self) -> None:
+        spec = self._spec
+        tables = [f"{self._name}/{pattern}" for pattern in spec.tables or ("*",)]
+        self._directory.call(
+            lambda channel, timeout_s: remote_exports.start(
+                channel,
+                self._name,
+                spec.url,
+                every_s=spec.every_s,
+                tables=tables,
+                statistics=spec.statistics,
+                score_at_least=spec.score_at_least,
+                timeout_s=timeout_s,
+            )
+        )
+
+    async def _stop(self) -> None:
+        async with self._calling:
+            if await asyncio.to_thread(self._running) is None:
+                return
+        await asyncio.to_thread(self._end, now=False)
+        while True:
+            if await asyncio.to_thread(self._running) is None:
+                return
+            await asyncio.sleep(STOP_LOOK_S)
+
+    def _end(self, *, now: bool) -> None:
+        self._directory.call(
+            lambda channel, timeout_s: remote_exports.stop(
+                channel, self._name, now=now, timeout_s=timeout_s
+            )
+        )
+
+    def _running(self) -> remote_exports.RunningExport | None:
+        exports = self._directory.call(
+            lambda channel, timeout_s: remote_exports.list_exports(channel, timeout_s=timeout_s)
+        )
+        return next((one for one in exports if one.name == self._name), None)

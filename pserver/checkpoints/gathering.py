@@ -1,0 +1,252 @@
+"""Having every slot written by its master: of a checkpoint, or of an element of an export.
+
+The node that was asked, or the controller, asks the masters, slot by slot again if one fails or
+loses its slots meanwhile. Nothing here stops a push.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay._proto.v1 import checkpoint_pb2
+from backstay.checkpoint.manifest import Part, SlotEntries
+from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
+from backstay.consensus.records import NO_MASTER
+from backstay.errors import BackstayError, CheckpointError, CheckpointUnavailable
+from backstay.pserver.peers import PeerCalls
+
+__all__ = ["Gathered", "SlotGatherer", "SlotWritten", "refuse_anew"]
+
+# What is written is given up when no more slot is written in this time.
+STALL_S = 60.0
+RETRY_PAUSE_S = 0.2
+NAMES_MAX = 8
+
+
+@dataclass(frozen=True)
+class SlotWritten:
+    """A slot as its master wrote it.
+
+    Attributes:
+        part: Index into the parts; -1: there was nothing to be written.
+        position: Where it was.
+        epoch: The routing version at which its content began.
+        whole: Whether all its rows were written.
+        rows: How many were.
+    """
+
+    part: int
+    position: int
+    epoch: int
+    whole: bool
+    rows: int
+
+
+@dataclass
+class Gathered:
+    """What the masters have written so far; ``todo`` are the slots that are missing."""
+
+    todo: set[int]
+    parts: list[Part] = field(default_factory=list)
+    written: dict[int, SlotWritten] = field(default_factory=dict)
+    bytes: int = 0
+
+    def add(self, response: checkpoint_pb2.WriteSlotsResponse) -> bool:
+        """Take over what a master has written; whether there was anything."""
+        for part in response.parts:
+            # A slot may come twice if an answer was late: the first one counts.
+            new = [one for one in part.slots if one.slot in self.todo]
+            if not new:
+                continue
+            at = -1
+            if part.file:
+                at = len(self.parts)
+                self.parts.append(Part(part.file, part.bytes, part.sha256))
+                self.bytes += part.bytes
+            for one in new:
+                self.written[one.slot] = SlotWritten(
+                    at, one.position, one.epoch, one.whole, one.rows
+                )
+                self.todo.discard(one.slot)
+        return bool(response.parts)
+
+    def slots(self) -> SlotEntries:
+        """Return the slots of a checkpoint, of which none is missing."""
+        slots = [self.written[slot] for slot in sorted(self.written)]
+        return SlotEntries(
+            part=np.array([one.part for one in slots], dtype=np.int64),
+            position=np.array([one.position for one in slots], dtype=np.uint64),
+            epoch=np.array([one.epoch for one in slots], dtype=np.uint64),
+            whole=np.array([one.whole for one in slots], dtype=np.bool_),
+            rows=np.array([one.rows for one in slots], dtype=np.uint64),
+        )
+
+
+class SlotGatherer:
+    """Asks the masters, as they are from moment to moment."""
+
+    def __init__(self, view: ClusterView, calls: PeerCalls) -> None:
+        """Prepare; ``view`` is the cluster as this node sees it."""
+        self._view = view
+        self._calls = calls
+
+    async def gather(
+        self,
+        request: Callable[[list[int]], checkpoint_pb2.WriteSlotsRequest],
+        tell: Callable[[int, int, int], None] = lambda _done, _total, _bytes: None,
+        *,
+        give_up_s: float | None = None,
+    ) -> Gathered:
+        """Have every slot written by its master.
+
+        Args:
+            request: Returns what to ask a master about some slots.
+            tell: Called with slots written, slots in all, and bytes, as it goes.
+            give_up_s: No master is asked anew after so long: slots may be missing then. None: all
+                are waited for.
+
+        Raises:
+            CheckpointUnavailable: The folder, or slots that are waited for, cannot be reached.
+        """
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        snapshot = self._view.snapshot()
+        assert snapshot.routing is not None
+        total = snapshot.routing.slot_count
+        gathered = Gathered(set(range(total)))
+        stalled_s, left = None, total
+        reasons: dict[str, str] = {}
+
+        async def ask(node: NodeRecord, slots: list[int]) -> None:
+            while slots := [slot for slot in slots if slot in gathered.todo]:
+                call = self._calls.write_slots(node.control_address, request(slots))
+                try:
+                    response = await self._unless_replaced(node, slots, call)
+                except CheckpointError:
+                    # The folder: no other node would fare better.
+                    raise
+                except BackstayError as error:
+                    reasons[node.node_id] = str(error)
+                    return
+                if response is None:
+                    reasons[node.node_id] = f"{node.node_id} has lost them"
+                    return
+                wrote = gathered.add(response)
+                tell(total - len(gathered.todo), total, gathered.bytes)
+                if not wrote:
+                    reasons[node.node_id] = f"{node.node_id} is not surely their master"
+                    return
+
+        while gathered.todo:
+            snapshot = self._view.snapshot()
+            assert snapshot.routing is not None
+            if lost := snapshot.routing.lost:
+                raise CheckpointUnavailable(
+                    f"{len(lost)} slots were lost or restored while it was written: no node serves "
+                    "them"
+                )
+            masters = _masters(snapshot.routing, gathered.todo)
+            await _all(ask(node, slots) for node, slots in masters)
+            if give_up_s is not None and loop.time() - begun_s > give_up_s:
+                return gathered
+            if len(gathered.todo) < left:
+                stalled_s, left = None, len(gathered.todo)
+            elif stalled_s is None:
+                # The time counts from here: a master that is lost may have written for long.
+                stalled_s = loop.time()
+            elif loop.time() - stalled_s > STALL_S:
+                some = ", ".join(map(str, sorted(gathered.todo)[:NAMES_MAX]))
+                raise CheckpointUnavailable(
+                    f"{left} slots could not be written ({some}, ...): "
+                    + ("; ".join(reasons.values()) or "they have no master")
+                )
+            if gathered.todo:
+                await asyncio.sleep(RETRY_PAUSE_S)
+        return gathered
+
+    async def _unless_replaced(
+        self,
+        node: NodeRecord,
+        slots: list[int],
+        call: Coroutine[Any, Any, checkpoint_pb2.WriteSlotsResponse],
+    ) -> checkpoint_pb2.WriteSlotsResponse | None:
+        """Wait for a master's answer; None once others are masters of all these slots.
+
+        One that stands still keeps its connection for long, and its slots only as long as its
+        lease.
+        """
+        answer = asyncio.ensure_future(call)
+        news: asyncio.Future[ClusterSnapshot] | None = None
+        try:
+            while True:
+                snapshot = self._view.snapshot()
+                if not answer.done() and not _masters_any(snapshot.routing, node, slots):
+                    return None
+                news = asyncio.ensure_future(self._view.newer_than(snapshot.revision))
+                await asyncio.wait({answer, news}, return_when=asyncio.FIRST_COMPLETED)
+                if answer.done():
+                    return answer.result()
+                news.result()
+        finally:
+            answer.cancel()
+            if news is not None:
+                news.cancel()
+            await asyncio.gather(answer, *([news] if news else []), return_exceptions=True)
+
+
+def refuse_anew(epoch: NDArray[np.uint64], routing: RoutingTable) -> None:
+    """Refuse what has slots that began anew since it was begun.
+
+    They lack what was acknowledged before: it would not be what its caller asked for, and a
+    restore would take it for the newest of all.
+
+    Args:
+        epoch: Of each slot as it was written.
+        routing: As it was when this was begun.
+
+    Raises:
+        CheckpointUnavailable: There are such slots.
+    """
+    anew = np.flatnonzero(epoch > routing.version).tolist()
+    if anew:
+        some = ", ".join(map(str, anew[:NAMES_MAX]))
+        raise CheckpointUnavailable(
+            f"{len(anew)} slots were lost or restored while it was written ({some}, ...); "
+            "repeat the call if that is what is to be kept"
+        )
+
+
+async def _all(calls: Any) -> None:
+    """Wait for all calls; if one fails, the others are ended first."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _masters(routing: RoutingTable, slots: set[int]) -> list[tuple[NodeRecord, list[int]]]:
+    """Return the masters of some slots, each with its slots."""
+    of: dict[int, list[int]] = defaultdict(list)
+    for slot in sorted(slots - set(routing.restoring.slots)):
+        master = int(routing.master_of_slot[slot])
+        if master != NO_MASTER:
+            of[master].append(slot)
+    return [(routing.nodes[number], some) for number, some in of.items()]
+
+
+def _masters_any(routing: RoutingTable | None, node: NodeRecord, slots: list[int]) -> bool:
+    """Whether a process is still the master of any of the slots."""
+    if routing is None:
+        return False
+    own = [number for number, one in enumerate(routing.nodes) if one.instance == node.instance]
+    return bool(own) and bool((routing.master_of_slot[slots] == own[0]).any())

@@ -1,0 +1,116 @@
+"""``ExportService``: exports that go on are started, stopped and looked at."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from grpc import aio
+
+from backstay._proto.v1 import export_pb2, export_pb2_grpc
+from backstay.checkpoint.element import Element
+from backstay.checkpoint.export_folder import ExportFolder
+from backstay.consensus import ClusterView
+from backstay.consensus.records.exports import ExportRecord, tables_of_exports
+from backstay.errors import BackstayError, ServerUnavailable
+from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.pserver.exports.records import ExportRecords
+
+__all__ = ["ExportParts", "ExportService"]
+
+
+@dataclass(frozen=True)
+class ExportParts:
+    """What the service works with, once the node has joined its cluster."""
+
+    records: ExportRecords
+    view: ClusterView
+
+
+class ExportService(export_pb2_grpc.ExportServiceServicer):
+    """Answers by the records, and by what is in the folders."""
+
+    def __init__(self) -> None:
+        """Prepare; ``parts`` is None as long as the node has not joined its cluster."""
+        self.parts: ExportParts | None = None
+
+    async def StartExport(  # noqa: N802 (the name is the service's)
+        self,
+        request: export_pb2.StartExportRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> export_pb2.StartExportResponse:
+        """Start an export."""
+        # What is no place, or needs a package that is missing, is told now.
+        await in_disk_thread(ExportFolder, request.url)
+        await self._joined().records.start(
+            request.name,
+            request.url,
+            every_s=request.every_s,
+            tables=tuple(request.tables),
+            statistics=request.statistics,
+            score_at_least=request.score_at_least if request.HasField("score_at_least") else None,
+        )
+        return export_pb2.StartExportResponse()
+
+    async def StopExport(  # noqa: N802
+        self,
+        request: export_pb2.StopExportRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> export_pb2.StopExportResponse:
+        """Let an export end."""
+        await self._joined().records.stop(request.name, now=request.now)
+        return export_pb2.StopExportResponse()
+
+    async def ListExports(  # noqa: N802
+        self,
+        request: export_pb2.ListExportsRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> export_pb2.ListExportsResponse:
+        """Return the exports that go on."""
+        parts = self._joined()
+        records = await parts.records.all()
+        tables = tables_of_exports(records, parts.view.snapshot().tables)
+        answer = export_pb2.ListExportsResponse()
+        for name, record in sorted(records.items()):
+            told = _described(record, tables[name])
+            try:
+                newest = await in_disk_thread(_newest_at, record.url)
+            except BackstayError as error:
+                told.trouble = told.trouble or str(error)
+            else:
+                _add_element(told, newest if newest and newest.run == record.run else None)
+            answer.exports.append(told)
+        return answer
+
+    def _joined(self) -> ExportParts:
+        if self.parts is None:
+            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
+        return self.parts
+
+
+def _newest_at(url: str) -> Element | None:
+    return ExportFolder(url).newest()
+
+
+def _described(record: ExportRecord, tables: tuple[str, ...]) -> export_pb2.Export:
+    return export_pb2.Export(
+        name=record.name,
+        url=record.url,
+        every_s=record.every_s,
+        tables=tables,
+        statistics=record.statistics,
+        score_at_least=record.score_at_least,
+        started=record.started,
+        stopping=record.stopping,
+        trouble=record.trouble,
+    )
+
+
+def _add_element(told: export_pb2.Export, newest: Element | None) -> None:
+    if newest is None:
+        return
+    told.element, told.chain, told.reason = newest.id, newest.chain, newest.reason
+    told.age_s = max(time.time() - newest.begun, 0.0)
+    told.rows, told.bytes = newest.rows, newest.total_bytes
+    told.left_out = len(newest.left_out)

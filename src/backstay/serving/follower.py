@@ -1,0 +1,379 @@
+"""``Follower``: keeps the rows of a running export in memory, and up to date.
+
+A thread of its own looks for new elements and makes the next version of the tables beside the one
+that is served; lookups need no lock. What is damaged or missing is named and not used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay._native import ServedTables
+from backstay.checkpoint.element import Element, kind_of, number_of
+from backstay.checkpoint.export_folder import ExportFolder
+from backstay.errors import BackstayError, CheckpointNotFound, ConfigError
+from backstay.serving.state import Followed, Step, after_base, after_increment, begins_anew
+from backstay.serving.tables import FollowedTable, Version, dense_values
+from backstay.tables import Dense, Sparse, TableSpec
+
+__all__ = ["Follower", "FollowerStatus"]
+
+POLL_S = 0.2
+# Between two tries of what is damaged or cannot be reached, at most.
+RETRY_S_MAX = 5.0
+WAIT_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FollowerStatus:
+    """How old what is served is, and what is wrong.
+
+    Attributes:
+        element: The newest element that it has.
+        age_s: Every push that was acknowledged so long ago is seen by a lookup, if the clocks of
+            servers and this machine agree.
+        chain: The base that its chain began with.
+        reason: Why that chain began.
+        version: Grows with every change of what is served.
+        rows: Rows of all tables, dense ones' blocks among them.
+        bytes: Memory that they take.
+        trouble: What is damaged, missing or not to be reached; empty if nothing is.
+    """
+
+    element: str
+    age_s: float
+    chain: str
+    reason: str
+    version: int
+    rows: int
+    bytes: int
+    trouble: str
+
+
+class Follower:
+    """The newest rows of a running export. For any thread; a context manager.
+
+    It has what ``backstay.checkpoint.trained.TrainedTables`` asks for, so that a model can be made
+    of it.
+    """
+
+    model = None
+
+    def __init__(
+        self,
+        url: str | Path,
+        *,
+        options: Mapping[str, Any] | None = None,
+        poll_s: float = POLL_S,
+        wait_s: float | None = None,
+    ) -> None:
+        """Open an export; wait for its base, and until the increments that are there are taken.
+
+        Args:
+            url: The folder or URL that ``pserverctl export start`` names.
+            options: For fsspec's file system.
+            poll_s: Seconds from one look for new elements to the next.
+            wait_s: How long to wait for a base. Default: 30 s.
+
+        Raises:
+            ConfigError: There is no such protocol, or a number is out of range.
+            CheckpointNotFound: There is no whole base after ``wait_s``; the message says why.
+        """
+        wait_s = WAIT_S if wait_s is None else wait_s
+        if not poll_s > 0 or not wait_s >= 0:
+            raise ConfigError(f"poll_s {poll_s:g} must be above 0, wait_s {wait_s:g} not below")
+        self._folder = ExportFolder(url, options)
+        self._poll_s = poll_s
+        self._scratch = tempfile.TemporaryDirectory(prefix="backstay-follower-")
+        # Replaced as a whole: a reader has the old version or the new one.
+        self._version: Version | None = None
+        # Whether all that was there, when there was a base first, was looked at.
+        self._has_looked = False
+        self._trouble = "there is no base yet"
+        # Bases that were looked at and are not taken, as long as the chain is this one.
+        self._passed: set[str] = set()
+        # Elements that were no use, each with when to try it again.
+        self._tried: dict[str, tuple[float, float]] = {}
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="backstay-follower", daemon=True)
+        self._thread.start()
+        with self._changed:
+            if self._changed.wait_for(lambda: self._number() > 0, wait_s):
+                self._changed.wait_for(lambda: self._has_looked)
+                return
+        self.close()
+        raise CheckpointNotFound(
+            f"{self.where} has no base to begin with after {wait_s:g} s: {self._trouble}"
+        )
+
+    @property
+    def where(self) -> str:
+        """The folder or URL, for messages."""
+        return self._folder.url
+
+    @property
+    def sparse(self) -> tuple[TableSpec, ...]:
+        """Descriptions of the sparse tables."""
+        return tuple(one for one in self._newest().state.specs if isinstance(one.kind, Sparse))
+
+    @property
+    def dense_tables(self) -> tuple[TableSpec, ...]:
+        """Descriptions of the dense tables."""
+        return tuple(one for one in self._newest().state.specs if isinstance(one.kind, Dense))
+
+    @property
+    def status(self) -> FollowerStatus:
+        """How old what is served is, and what is wrong."""
+        version = self._newest()
+        newest = version.state.newest
+        return FollowerStatus(
+            element=newest.id,
+            age_s=time.time() - float(version.state.as_of.min()),
+            chain=newest.chain,
+            reason=newest.reason,
+            version=version.number,
+            rows=sum(version.tables.row_count(spec.name) for spec in version.state.specs),
+            bytes=version.tables.allocated_bytes,
+            trouble=self._trouble,
+        )
+
+    @property
+    def version(self) -> int:
+        """The number of the version that is served; it grows with every change."""
+        return self._newest().number
+
+    @property
+    def positions(self) -> NDArray[np.uint64]:
+        """Where each slot is that is served: transactions that it has applied."""
+        return self._newest().state.position.copy()
+
+    def table(self, name: str) -> FollowedTable:
+        """Return a sparse table; it stays, and always has the newest rows.
+
+        Raises:
+            InvalidRequest: There is none of that name.
+        """
+        return FollowedTable(self._newest().spec(name, Sparse), self._newest)
+
+    def dense(self, name: str) -> NDArray[np.float32]:
+        """Return a dense table as it is now.
+
+        Raises:
+            InvalidRequest: There is none of that name.
+        """
+        return dense_values(self._newest(), name)
+
+    def wait_for_version(self, number: int, *, timeout_s: float) -> int:
+        """Wait until a version of that number or above is served; return its number.
+
+        Raises:
+            TimeoutError: It took longer.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._number() >= number, timeout_s):
+                raise TimeoutError(f"no version {number} after {timeout_s:g} s: {self._trouble}")
+        return self._number()
+
+    def close(self) -> None:
+        """Follow no more. What is served stays as it is."""
+        self._stop.set()
+        self._thread.join()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _number(self) -> int:
+        return 0 if self._version is None else self._version.number
+
+    def _newest(self) -> Version:
+        version = self._version
+        assert version is not None, "the constructor waits for it"
+        return version
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                trouble = self._look()
+            except Exception as error:  # noqa: BLE001
+                # Whatever a storage raises: what is served stays, and it is tried again.
+                trouble = str(error)
+            if trouble != self._trouble:
+                log.log(
+                    logging.WARNING if trouble else logging.INFO,
+                    "%s: %s",
+                    self.where,
+                    trouble or "all is well again",
+                )
+                self._trouble = trouble
+            if self._version is not None and not self._has_looked:
+                with self._changed:
+                    self._has_looked = True
+                    self._changed.notify_all()
+            self._stop.wait(self._poll_s)
+
+    def _look(self) -> str:
+        """Take what is new; return what is wrong, or an empty text."""
+        names = self._folder.names()
+        self._tried = {name: at for name, at in self._tried.items() if name in names}
+        wrong = self._take_chain(names) or self._take_increments(names)
+        if wrong and self._take_base(names):
+            # It has what was missing.
+            wrong = self._take_increments(names)
+        return wrong
+
+    def _take_chain(self, names: list[str]) -> str:
+        """Begin anew with the newest base that begins a chain, if there is one."""
+        state = self._state
+        wrong = "" if state else "there is no base yet"
+        known = 0 if state is None else number_of(state.chain)
+        for name in reversed([name for name in names if kind_of(name) == "base"]):
+            if number_of(name) <= known:
+                break
+            if name in self._passed:
+                continue
+            base, said = self._read(name)
+            wrong = said or wrong
+            if base is None:
+                continue
+            if not begins_anew(self._state, base):
+                self._passed.add(name)
+                continue
+            said = self._take(after_base(None, base), base)
+            if not said:
+                self._passed.clear()
+                return ""
+            wrong = said
+        return wrong
+
+    def _take_increments(self, names: list[str]) -> str:
+        wrong = ""
+        for name in names:
+            state = self._state
+            if state is None:
+                break
+            if kind_of(name) != "increment" or number_of(name) <= state.number:
+                continue
+            increment, said = self._read(name)
+            if increment is not None and increment.chain == state.chain:
+                step = after_increment(state, increment)
+                said = step.missing or self._take(step, increment)
+            wrong = wrong or said
+            if self._stop.is_set():
+                break
+        return wrong
+
+    def _take_base(self, names: list[str]) -> bool:
+        """Take what is newer in a base of the chain that is followed; whether there was one."""
+        for name in reversed(names):
+            state = self._state
+            if state is None or number_of(name) <= state.number:
+                break
+            if kind_of(name) != "base":
+                continue
+            base, _ = self._read(name)
+            if base is not None and base.chain == state.chain:
+                return not self._take(after_base(state, base), base)
+        return False
+
+    @property
+    def _state(self) -> Followed | None:
+        version = self._version
+        return None if version is None else version.state
+
+    def _read(self, name: str) -> tuple[Element | None, str]:
+        """Return an element if it is whole, and what is wrong with it."""
+        due_s, _ = self._tried.get(name, (0.0, 0.0))
+        if time.monotonic() < due_s:
+            return None, self._trouble
+        try:
+            return self._folder.read(name), ""
+        except BackstayError as error:
+            self._try_later(name)
+            return None, str(error)
+
+    def _try_later(self, name: str) -> None:
+        _, pause_s = self._tried.get(name, (0.0, self._poll_s))
+        pause_s = min(2 * pause_s, RETRY_S_MAX)
+        self._tried[name] = time.monotonic() + pause_s, pause_s
+
+    def _take(self, step: Step, element: Element) -> str:
+        """Make the next version of an element and serve it; return what is wrong with it."""
+        version = self._version
+        if version is not None and version.state.chain == element.chain:
+            tables = version.tables
+        else:
+            specs = [(spec.name, spec.row_elements) for spec in element.tables]
+            tables = ServedTables(element.slot_count, specs)
+        try:
+            tables = self._with(tables, element, step.slots)
+        except BackstayError as error:
+            self._try_later(element.id)
+            return f"{element.id} is not used: {error}"
+        self._tried.pop(element.id, None)
+        with self._changed:
+            self._version = Version(self._number() + 1, step.state, tables)
+            self._changed.notify_all()
+        return ""
+
+    def _with(
+        self, tables: ServedTables, element: Element, slots: NDArray[np.int64]
+    ) -> ServedTables:
+        """Return tables with some slots of an element.
+
+        Raises:
+            CheckpointDamaged: A part is not what the manifest says.
+            CheckpointUnavailable: A part cannot be read.
+        """
+        lists = element.slots
+        wanted: dict[int, list[int]] = {}
+        for slot in slots.tolist():
+            wanted.setdefault(lists.part[slot], []).append(slot)
+        empty = [slot for slot in wanted.pop(-1, []) if lists.whole[slot]]
+        tables = tables.with_parts("[]", empty)
+        for index, some in sorted(wanted.items()):
+            part = element.parts[index]
+            path = self._folder.fetch(element.id, part, Path(self._scratch.name))
+            asked = {
+                "path": str(path),
+                "bytes": part.bytes,
+                "sha256": part.sha256,
+                "element": element.id,
+                "slots": [
+                    {
+                        "slot": slot,
+                        "position": lists.position[slot],
+                        "whole": bool(lists.whole[slot]),
+                    }
+                    for slot in some
+                ],
+            }
+            try:
+                tables = tables.with_parts(json.dumps([asked]), [])
+            finally:
+                if not self._folder.is_local:
+                    path.unlink(missing_ok=True)
+        return tables
