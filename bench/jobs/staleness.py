@@ -40,8 +40,8 @@ from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured
 from bench.jobs.local import print_result
 
 BATCH = 128
-# What a rule sets as the tables' staleness.
-STALENESS: dict[str, tables.Staleness] = {
+# What a rule sets as the tables' compensation.
+COMPENSATIONS: dict[str, tables.Compensation] = {
     "sync": "ignore",
     "async": "ignore",
     "scale": "scale",
@@ -68,11 +68,13 @@ class Training:
         self._cluster = cluster
         self._job = job
         self._model = Model(job, case.seed)
-        made, staleness = OPTIMIZERS[optimizer](job.rate), STALENESS[case.rule]
+        made, compensation = OPTIMIZERS[optimizer](job.rate), COMPENSATIONS[case.rule]
         initial, name = self._model.initial, "-".join(map(str, case))
-        self._rows = TableSpec.sparse(f"{name}/rows", DIM, optimizer=made, staleness=staleness)
+        self._rows = TableSpec.sparse(
+            f"{name}/rows", DIM, optimizer=made, compensation=compensation
+        )
         self._network = TableSpec.dense(
-            f"{name}/network", initial.shape, optimizer=made, staleness=staleness
+            f"{name}/network", initial.shape, optimizer=made, compensation=compensation
         )
         with Client(cluster.endpoints) as client:
             rows = client.create_table(self._rows)
@@ -208,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add_arguments(parser, rates=(0.05, 0.05), passes=(5, 2))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 4, 16, 64])
-    parser.add_argument("--rules", nargs="+", choices=STALENESS, default=list(STALENESS))
+    parser.add_argument("--rules", nargs="+", choices=COMPENSATIONS, default=list(COMPENSATIONS))
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
     arguments = parser.parse_args()
     if arguments.optimizer != "adagrad":

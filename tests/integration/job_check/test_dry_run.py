@@ -70,7 +70,7 @@ def feed(records, mode, metadata):
 TORCH_SGD = "torch.optim.SGD(parameters, lr=0.1)"
 PADDLE_SGD = "paddle.optimizer.SGD(0.1, parameters=parameters)"
 TORCH_ROWS = "torch.nn.Embedding(LARGE, 4)"
-COMPENSATED = "Embedding(LARGE, 4, name='rows', staleness=tables.DelayCompensated(0.04))"
+COMPENSATED = "Embedding(LARGE, 4, name='rows', compensation=tables.DelayCompensated(0.04))"
 TWO_OF_A_NAME = f"{TORCH_ROWS}\n        self.other = Embedding(LARGE, 8, name='rows')"
 
 
