@@ -29,17 +29,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from backstay import tables
-from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer import Client
 from bench.experiments.plot import Line, svg
 from bench.jobs.adam_steps import DIM, Ints, initial_rows
-from bench.jobs.click_runs import Gradients, Job, Model, add_arguments, jobs_of
-from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured
-from bench.jobs.local import print_result
+from bench.jobs.click_runs import BATCH, Gradients, Job, Model, add_arguments, jobs_of, megabytes
+from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured, report
 
-BATCH = 128
 # What a rule sets as the tables' compensation.
 COMPENSATIONS: dict[str, tables.Compensation] = {
     "sync": "ignore",
@@ -50,7 +47,6 @@ COMPENSATIONS: dict[str, tables.Compensation] = {
     "revision": tables.AdaptiveRevision(),
 }
 OPTIMIZERS = {"sgd": tables.SGD, "adagrad": tables.Adagrad}
-PLOT_FILE, TABLE_FILE = "staleness-{}.svg", "staleness.md"
 
 
 @dataclass
@@ -130,14 +126,6 @@ def measure(cluster: LocalCluster, job: Job, case: Case, optimizer: str) -> Foun
     return measured(run, lambda: megabytes(cluster))
 
 
-def megabytes(cluster: LocalCluster) -> float:
-    """Return what the servers have received from clients and sent to them so far."""
-    with ClusterInspection(cluster.endpoints, cluster.client_config()) as inspection:
-        nodes = inspection.status()["nodes"]
-    moved = [node["stats"]["bytes_received"] + node["stats"]["bytes_sent"] for node in nodes]
-    return float(sum(moved)) / 1e6
-
-
 def cases_of(jobs: list[Job], arguments: argparse.Namespace) -> Iterator[Case]:
     """Yield all runs: the whole table with one seed comes before the next seed."""
     for seed in range(arguments.seeds):
@@ -195,14 +183,9 @@ def plot(runs: Runs, job: str, rules: list[str], workers: list[int]) -> str:
     """Return the AUC of each rule over the workers, as powers of two."""
     lines = []
     for rule in rules:
-        points = []
-        for number in sorted(workers):
-            # With one worker all rules are the same.
-            seeds = runs.seeds(job, "async" if number == 1 else rule, number)
-            if seeds:
-                points.append((float(np.log2(number)), mean_of(seeds.values()).auc))
+        points = runs.points(job, rule, workers, of_one="async")
         if points:
-            lines.append(Line(rule, tuple(points), dashed=rule == "sync"))
+            lines.append(Line(rule, points, dashed=rule == "sync"))
     return svg(f"{job}: test AUC", "workers, log2", "AUC", lines)
 
 
@@ -222,13 +205,9 @@ def main() -> None:
     with LocalCluster(servers=1) as cluster:
         runs.do(cases, lambda case: measure(cluster, by_name[case.job], case, arguments.optimizer))
     lines, figures = table_of(runs, cases, arguments.optimizer)
-    print("\n".join(lines))
-    if arguments.out is not None:
-        (arguments.out / TABLE_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        for job in {case.job for case in runs.found} & set(by_name):
-            drawn = plot(runs, job, arguments.rules, arguments.workers)
-            (arguments.out / PLOT_FILE.format(job)).write_text(drawn, encoding="utf-8")
-    print_result(figures)
+    drawn = [job for job in by_name if runs.has(job)]
+    plots = {job: plot(runs, job, arguments.rules, arguments.workers) for job in drawn}
+    report(arguments.out, "staleness", lines, plots, figures)
 
 
 if __name__ == "__main__":
