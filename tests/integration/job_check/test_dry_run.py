@@ -109,8 +109,8 @@ def replaced(model: str, old: str, new: str) -> str:
         (TORCH_ROWS, "Embedding(LARGE, 100_000)", {}, "dim"),
         (TORCH_SGD, "torch.optim.Adam(parameters)", {"mode": "geo"}, "mode geo: the table"),
         ("(x, x.float())", "((x, x[:2]), x.float())", {"mode": "sync"}, "mode sync cuts batches"),
-        (TORCH_ROWS, COMPENSATED, {"mode": "sync"}, "mode sync: the table 'tiny/rows' has stale"),
-        (TORCH_ROWS, COMPENSATED, {"mode": "geo"}, "mode geo: the table 'tiny/rows' has stale"),
+        (TORCH_ROWS, COMPENSATED, {"mode": "sync"}, "mode sync: the table 'tiny/rows' has comp"),
+        (TORCH_ROWS, COMPENSATED, {"mode": "geo"}, "mode geo: the table 'tiny/rows' has comp"),
     ],
 )
 def test_a_dry_run_refuses_what_the_servers_would(
