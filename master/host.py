@@ -29,6 +29,7 @@ from backstay.consensus.store import CoordinationStore, Delete, Txn
 from backstay.consensus.store.follow import FencingToken
 from backstay.consensus.store.remote import RemoteStore
 from backstay.control_server import ControlServer
+from backstay.data.opening import open_stream
 from backstay.errors import (
     ConfigError,
     DataError,
@@ -45,9 +46,12 @@ from backstay.master.hosted_launcher import ExitsSeen, HostedLauncher, LaunchHan
 from backstay.master.job import Job, open_job
 from backstay.master.journal import Journal
 from backstay.master.leadership import Leadership
+from backstay.master.prometheus import serve_metrics
 from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
 from backstay.master.status import job_status
+from backstay.master.stream_poll import StreamPoll
+from backstay.master.stream_report import StreamReport
 from backstay.master.upkeep import RowUpkeep
 from backstay.tasks import end_tasks
 
@@ -249,23 +253,9 @@ class MasterHost:
     async def _serve(self) -> RunState:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
-        opened = await open_job(
-            self._store,
-            self._keys,
-            self._journal,
-            self._spec,
-            uid=secrets.token_hex(8),
-            now_ms=time.time_ns() // 1_000_000,
-            fresh=self._config.fresh,
-            clock=self._clock,
-            incarnation=lambda: incarnation_of(checkpoints),
-            restored=lambda: restored_job(
-                checkpoints, self._spec, servers_end=self._config.servers_end
-            ),
-            run=self._config.run,
-            owner=self._config.owner,
-        )
-        job = Job(opened, self._keys, self._journal, self._clock)
+        training = self._spec.training
+        source = open_stream(training) if training and self._spec.is_stream else None
+        job = await self._open_job(checkpoints)
         job.stage_state()
         saving = Saving(job, self._spec.name, checkpoints, servers_end=self._config.servers_end)
         upkeep = RowUpkeep(job, self._spec.name, self._directory, self._config.client)
@@ -285,29 +275,59 @@ class MasterHost:
             self._own.address,
             job.state.starts,
         )
-        background = [
-            asyncio.create_task(self._advance(job), name="the schedule"),
-            asyncio.create_task(self._expire(job), name="the leases"),
-            asyncio.create_task(_keep_lease_ttl(job), name="the time of leases"),
-            asyncio.create_task(saving.save_when_due(), name="checkpoints"),
-            asyncio.create_task(saving.watch_restores(), name="restores"),
-            asyncio.create_task(upkeep.run(), name="the upkeep of rows"),
-        ]
+        works = {
+            "the schedule": self._advance(job),
+            "the leases": self._expire(job),
+            "the time of leases": _keep_lease_ttl(job),
+            "checkpoints": saving.save_when_due(),
+            "restores": saving.watch_restores(),
+            "the upkeep of rows": upkeep.run(),
+        }
+        report: StreamReport | None = None
+        if source is not None:
+            report = StreamReport(job, source)
+            works |= {"the training data": StreamPoll(job, source).run(), "the lag": report.run()}
+        background = [asyncio.create_task(work, name=name) for name, work in works.items()]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
+        metrics = asyncio.create_task(
+            serve_metrics(job, lambda: self._service.status_of(job)), name="metrics"
+        )
         over = asyncio.create_task(self._over(job, saving))
         try:
             async with HostedLauncher(
                 self._spec, self._config.endpoints, handler, self._config.owner
             ) as launcher:
-                watched = {over, ending, *background}
+                watched = {over, ending, metrics, *background}
                 while not over.done():
                     done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         task.result()
                 await launcher.let_leave()
+                if report is not None:
+                    await report.last()
                 return over.result()
         finally:
-            await end_tasks(over, ending, *background)
+            await end_tasks(over, ending, metrics, *background)
+
+    async def _open_job(self, checkpoints: Checkpoints) -> Job:
+        """Return the job as its records say, or a new one."""
+        opened = await open_job(
+            self._store,
+            self._keys,
+            self._journal,
+            self._spec,
+            uid=secrets.token_hex(8),
+            now_ms=time.time_ns() // 1_000_000,
+            fresh=self._config.fresh,
+            clock=self._clock,
+            incarnation=lambda: incarnation_of(checkpoints),
+            restored=lambda: restored_job(
+                checkpoints, self._spec, servers_end=self._config.servers_end
+            ),
+            run=self._config.run,
+            owner=self._config.owner,
+        )
+        return Job(opened, self._keys, self._journal, self._clock)
 
     async def _advance(self, job: Job) -> None:
         """Open and end rounds as the schedule says; never returns."""

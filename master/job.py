@@ -89,10 +89,7 @@ async def open_job(
         if kept is not None and run not in ("", kept.identity.uid):
             kept = None
     identity = recorded.identity(spec, uid=run or uid, now_ms=now_ms, kept=kept)
-    tables = {}
-    for data in spec.data:
-        table = recorded.table(data)
-        tables[data] = await _scan(keys, journal, spec, data) if table is None else table
+    tables = {data: await _table(recorded, keys, journal, spec, data) for data in spec.data}
     state = recorded.state(kept) or new_state(await asyncio.to_thread(incarnation))
     return opened_job(
         spec,
@@ -105,6 +102,17 @@ async def open_job(
         now_s=clock(),
         owner=owner,
     )
+
+
+async def _table(
+    recorded: RecordedJob, keys: JobKeys, journal: Journal, spec: JobSpec, data: str
+) -> TaskTable:
+    """Return the tasks of data, as they are recorded or as a scan finds them."""
+    if spec.grows(data):
+        # Each of its periods has a table of its own.
+        return TaskTable((), (), spec.records_per_task)
+    table = recorded.table(data)
+    return await _scan(keys, journal, spec, data) if table is None else table
 
 
 async def _scan(keys: JobKeys, journal: Journal, spec: JobSpec, data: str) -> TaskTable:

@@ -157,9 +157,12 @@ def _progress(spec: JobSpec, schedule: Schedule | None) -> str:
         return "not begun"
     if schedule.open_rounds:
         first = schedule.open_rounds[0]
+        if first.kind.value == "training" and spec.is_stream:
+            return f"period {first.number}"
         of = f" of {spec.epochs}" if first.kind.value == "training" else ""
         return f"{first.kind.value.replace('_', ' ')} {first.number}{of}"
-    return f"{schedule.passes_over} passes, {schedule.steps} steps"
+    rounds = "periods" if spec.is_stream else "passes"
+    return f"{schedule.passes_over} {rounds}, {schedule.steps} steps"
 
 
 def _patient(config: ClientConfig | None) -> ClientConfig:
@@ -210,10 +213,20 @@ class JobClient:
         answer = self._calls.call(lambda stub, timeout: stub.Scale(request, timeout=timeout))
         return answer.before
 
-    def stop(self, reason: str = "", *, keep_state: bool = True) -> None:
-        """End the job; with ``keep_state`` the same command goes on with it later."""
-        request = job_pb2.StopRequest(reason=reason, keep_state=keep_state)
-        self._calls.call(lambda stub, timeout: stub.Stop(request, timeout=timeout))
+    def stop(self, reason: str = "", *, keep_state: bool = True, when_done: bool = False) -> int:
+        """End the job.
+
+        Args:
+            reason: For people.
+            keep_state: The same command goes on with it later.
+            when_done: A job over data without an end first does what it has taken.
+
+        Returns:
+            How many records it does before.
+        """
+        request = job_pb2.StopRequest(reason=reason, keep_state=keep_state, when_done=when_done)
+        answer = self._calls.call(lambda stub, timeout: stub.Stop(request, timeout=timeout))
+        return answer.records_left
 
     def dead_letters(self) -> tuple[job_pb2.DeadLetter, ...]:
         """Return the tasks that failed for good; of a job that is over, from its records."""
@@ -227,6 +240,7 @@ class JobClient:
             records = read_keys(directory, keys.all_dead_letters)
             if records:
                 records |= read_keys(directory, keys.all_shards)
+                records |= read_keys(directory, keys.all_takes)
             return recorded_dead_letters(keys, records)
         return tuple(answer.tasks)
 

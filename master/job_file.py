@@ -279,6 +279,7 @@ def _for_use(document: dict[str, Any], use: str, home: Path) -> dict[str, Any]:
         kept = {key: value for key, value in document.items() if key != "prediction"}
         return {**kept, "log_dir": log_dir}
     unused = {"training", "early_stop", "evaluation_every_steps", "audit", "checkpoint", "schedule"}
+    unused |= {"progressive", "alerts", "period"}
     unused |= {"prediction" if use == "evaluation" else "validation"}
     kept = {key: value for key, value in document.items() if key not in unused}
     checkpoint = document.get("checkpoint")

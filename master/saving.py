@@ -272,10 +272,11 @@ class Saving:
     async def _save_once(self) -> str:
         job = self._job
         steps, upkeeps = job.schedule.steps, job.figures["upkeeps"]
+        passes = job.schedule.passes_over
         tags: dict[str, str | int | float] = {
             "job": self._name,
             "steps": steps,
-            "passes": job.schedule.passes_over,
+            "passes": passes,
         }
         try:
             now = await asyncio.to_thread(self._checkpoints.restore_state)
@@ -293,7 +294,7 @@ class Saving:
             return "" if self._keeps_none else why
         self._keeps_none = False
         log.info("checkpoint %s is written", info.id)
-        job.note_checkpoint(info.id, steps, info.url, upkeeps=upkeeps)
+        job.note_checkpoint(info.id, steps, info.url, upkeeps=upkeeps, passes=passes)
         return ""
 
     def _restored(self) -> JobProgress | None:

@@ -18,9 +18,11 @@ from grpc import aio
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.consensus.records.jobs import MasterRecord
 from backstay.errors import BackstayError, InvalidRequest, NotJobMaster
+from backstay.job.score_counts import Scores
 from backstay.job_engine.known_workers import KnownWorker, WorkerSigns
 from backstay.job_engine.open_round import Assignment
 from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.round_scores import Scored
 from backstay.job_engine.values import Failure, LeasedTask
 from backstay.master.call_stream import CallStream
 from backstay.master.hosted_launcher import LaunchHandler
@@ -47,6 +49,8 @@ TASK_WAIT_S = 0.5
 # display asks four times a second.
 STATUS_KEPT_WORKERS = 1000
 STATUS_KEPT_S = 1.0
+# Progressive metrics: what was predicted of a task, packed.
+SCORES_BYTES_MAX = 512 * 1024
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
@@ -166,6 +170,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             damaged=request.bad_record_count,
             outputs=_outputs(request.outputs) if request.HasField("outputs") else None,
             metrics=dict(request.outputs.metrics),
+            scores=_scores(request.lease),
+            scored_from=request.lease.scored_from,
         )
         await job.journal.durable(DURABLE_S)
         return job_pb2.CompleteResponse(first=counts)
@@ -177,7 +183,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = self._open()
         known = self._heard(job, request.worker)
         round_id, lease = _known_lease(job, known.id, request.lease)
-        job.give_back(known.id, round_id, lease, request.reason)
+        job.give_back(known.id, round_id, lease, request.reason, scored=_scored(request.lease))
         await job.journal.durable(DURABLE_S)
         return job_pb2.GiveBackResponse()
 
@@ -198,6 +204,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             Failure(request.error + bad, known.id, tuple(request.records)),
             damaged=request.bad_record_count,
             first_damaged=bad.lstrip().partition("\n")[0],
+            scored=_scored(request.lease),
         )
         await job.journal.durable(DURABLE_S)
         return job_pb2.FailResponse(dead_lettered=dead_lettered)
@@ -218,7 +225,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.GetJobRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.JobStatus:
         """Tell how the job goes."""
-        return self._status(self._open())
+        return self.status_of(self._open())
 
     async def Scale(  # noqa: N802
         self, request: job_pb2.ScaleRequest, context: aio.ServicerContext[Any, Any]
@@ -236,9 +243,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = self._open()
         if self.on_stop is not None:
             self.on_stop(request.keep_state)
-        job.stop(request.reason or "stopped by a command")
+        reason, left = request.reason or "stopped by a command", 0
+        if request.when_done and job.spec.is_stream:
+            left = job.stop_taking(reason)
+        else:
+            job.stop(reason)
         await job.journal.durable(DURABLE_S)
-        return job_pb2.StopResponse()
+        return job_pb2.StopResponse(records_left=left)
 
     async def ListDeadLetters(  # noqa: N802
         self, request: job_pb2.ListDeadLettersRequest, context: aio.ServicerContext[Any, Any]
@@ -266,6 +277,15 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         )
         return wish_message(wish)
 
+    def status_of(self, job: Job) -> job_pb2.JobStatus:
+        """Return how a job goes; with many workers the same for a while."""
+        now_s = job.now()
+        if now_s >= self._told_until_s or self._told.state != job.state.state:
+            self._told = job_status(job, self._own, time.time_ns() // 1_000_000)
+            kept_s = STATUS_KEPT_S if len(job.known) >= STATUS_KEPT_WORKERS else 0.0
+            self._told_until_s = now_s + kept_s
+        return self._told
+
     # How it is done.
 
     def _stopping_future(self) -> asyncio.Future[None]:
@@ -291,9 +311,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             request.stale_slots,
             request.staleness_sum,
         )
-        revoked = job.renew(
-            known.id, [_known_lease(job, known.id, one) for one in request.leases], signs
-        )
+        leases = [_known_lease(job, known.id, one) for one in request.leases]
+        told = zip(leases, map(_scored, request.leases), strict=True)
+        scored = {lease: one for lease, one in told if one is not None}
+        revoked = job.renew(known.id, leases, signs, scored)
         led = job.stalls.leading_lease()
         return job_pb2.RenewLeasesResponse(
             revoked=[_lease_message(round_id, leased) for round_id, leased in revoked],
@@ -309,14 +330,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
 
     def _heard(self, job: Job, who: job_pb2.Worker) -> KnownWorker:
         return job.hear(who.id, who.instance, who.host, who.pid, sync_address=who.sync_address)
-
-    def _status(self, job: Job) -> job_pb2.JobStatus:
-        now_s = job.now()
-        if now_s >= self._told_until_s or self._told.state != job.state.state:
-            self._told = job_status(job, self._own, time.time_ns() // 1_000_000)
-            kept_s = STATUS_KEPT_S if len(job.known) >= STATUS_KEPT_WORKERS else 0.0
-            self._told_until_s = now_s + kept_s
-        return self._told
 
 
 def _lease_of(message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
@@ -356,6 +369,31 @@ def _lease_message(round_id: RoundId, leased: LeasedTask) -> job_pb2.TaskLease:
     )
 
 
+def _scored(message: job_pb2.TaskLease) -> Scored | None:
+    """Return what was predicted of the batches that a worker tells as acknowledged.
+
+    Raises:
+        InvalidRequest: It is too much.
+    """
+    if not message.scores:
+        return None
+    if len(message.scores) > SCORES_BYTES_MAX:
+        raise InvalidRequest(
+            f"scores: {len(message.scores)} bytes are more than {SCORES_BYTES_MAX}"
+        )
+    return Scored(message.scored_from, message.scores)
+
+
+def _scores(message: job_pb2.TaskLease) -> Scores | None:
+    """Return the same, unpacked.
+
+    Raises:
+        InvalidRequest: It is too much, or cannot be read.
+    """
+    scored = _scored(message)
+    return None if scored is None else Scores.from_bytes(scored.packed)
+
+
 def _task_message(job: Job, given: Assignment) -> job_pb2.Task:
     records = given.round.table[given.lease.task]
     return job_pb2.Task(
@@ -368,6 +406,7 @@ def _task_message(job: Job, given: Assignment) -> job_pb2.Task:
         leader=given.leader,
         training=job.stalls.clocks(),
         evaluation=newest_evaluation(job),
+        scored_values=job.scored_values,
     )
 
 

@@ -55,7 +55,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         reason=f"the last checkpoint is not written yet: {job.unsaved}"
         if job.unsaved and not job.is_over
         else job.state.reason,
-        passes=job.spec.epochs if job.spec.training is not None else 0,
+        passes=_passes(job.spec),
         examples=job.figures["examples"],
         steps=job.schedule.steps,
         workers_desired=job.workers.desired,
@@ -77,7 +77,12 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         table_notes=job.state.table_notes,
         went_back=job.figures["went_back"],
         scalings=job.scalings,
+        passes_over=job.schedule.passes_over,
+        passes_saved=job.figures["saved_passes"],
     )
+    _add_progressive(status, {} if job.progressive is None else job.progressive.shown())
+    if job.spec.is_stream:
+        _add_stream(status, job)
     _add_round(status, job)
     _add_workers(status, job)
     status.evaluations.extend(map(_evaluation_message, job.state.evaluations))
@@ -100,15 +105,40 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         inexact=record.inexact,
         went_back=record.figures.get("went_back", 0),
         table_notes=record.table_notes,
+        passes_over=schedule.recorded_passes(record.schedule),
+        passes_saved=record.figures.get("saved_passes", 0),
     )
+    _add_progressive(status, record.progressive)
     status.evaluations.extend(map(_evaluation_message, record.evaluations))
+    if record.stream is not None:
+        status.stream.dropped_records = record.figures.get("dropped_records", 0)
     return status
+
+
+def _passes(spec: JobSpec) -> int:
+    """Return how many passes a job has; 0: none, or periods without an end."""
+    return 0 if spec.training is None or spec.is_stream else spec.epochs
+
+
+def _add_stream(status: job_pb2.JobStatus, job: Job) -> None:
+    """Tell how far the job is in training data without an end."""
+    dropped, lag = job.figures["dropped_records"] + job.stream.dropped, job.stream.lag
+    if lag is not None:
+        status.stream.lag_records = lag.records
+        status.stream.ahead_records = lag.ahead
+        dropped += lag.dropped
+    if job.stream.lag_s is not None:
+        status.stream.lag_s = job.stream.lag_s
+    status.stream.waiting_folders = job.stream.waiting
+    status.stream.dropped_records = dropped
+    status.stream.stopping = job.stream_record.stopping
 
 
 def complete_with_spec(status: job_pb2.JobStatus, spec: JobSpec) -> None:
     """Add what records without a job master do not tell, and the job's own description does."""
-    if not status.passes and spec.training is not None:
-        status.passes = spec.epochs
+    status.passes = status.passes or _passes(spec)
+    if spec.is_stream:
+        status.stream.SetInParent()
     if not status.kind:
         status.kind = MESSAGE_OF_KIND[RoundKind(spec.kind)]
 
@@ -127,6 +157,44 @@ def _evaluation_message(result: Mapping[str, Any]) -> job_pb2.EvaluationResult:
         records=result["records"],
         metrics={name: float(value) for name, value in result["metrics"].items()},
     )
+
+
+def _add_progressive(status: job_pb2.JobStatus, shown: Mapping[str, Any]) -> None:
+    """Tell figures of progressive metrics, as ``Progressive.shown`` has them; empty: none."""
+    if not shown:
+        return
+    told = job_pb2.ProgressiveStatus(
+        examples=shown["examples"],
+        skipped=shown["skipped"],
+        decayed=_figures(shown["decayed"]),
+        by=_figures_by(shown["by"]),
+        alerts=shown["alerts"],
+    )
+    for one in shown["windows"]:
+        told.windows.add(
+            number=one["number"],
+            steps=one["steps"],
+            window=_figures(one["window"]),
+            decayed=_figures(one["decayed"]),
+            window_by=_figures_by(one["window_by"]),
+            decayed_by=_figures_by(one["decayed_by"]),
+            alerts=one["alerts"],
+        )
+    status.progressive.CopyFrom(told)
+
+
+def _figures(figures: Mapping[str, float | None]) -> job_pb2.ScoreFigures:
+    return job_pb2.ScoreFigures(
+        examples=figures["examples"] or 0.0,
+        skipped=figures["skipped"] or 0.0,
+        auc=figures["auc"],
+        logloss=figures["logloss"],
+        calibration=figures["calibration"],
+    )
+
+
+def _figures_by(by: Mapping[str, Mapping[str, float | None]]) -> dict[str, job_pb2.ScoreFigures]:
+    return {value: _figures(figures) for value, figures in by.items()}
 
 
 def dead_letters(job: Job) -> list[job_pb2.DeadLetter]:
@@ -241,7 +309,8 @@ def recorded_dead_letters(
 
     Args:
         keys: The keys of the job.
-        records: All records below ``keys.all_dead_letters`` and ``keys.all_shards``, by key.
+        records: All records below ``keys.all_dead_letters``, ``keys.all_shards`` and
+            ``keys.all_takes``, by key.
 
     Raises:
         InvalidRequest: A record cannot be read.
@@ -252,9 +321,13 @@ def recorded_dead_letters(
         if not key.startswith(keys.all_dead_letters):
             continue
         round_id = RoundId.parse(key.removeprefix(keys.all_dead_letters).rpartition("/")[0])
-        data = data_of(round_id.kind)
-        if data not in tables:
+        data, prefix = data_of(round_id.kind), f"{keys.all_takes}{round_id}/"
+        if any(name.startswith(prefix) for name in records):
+            # A period: each has a table of its own.
+            data = str(round_id)
+        else:
             prefix = f"{keys.all_shards}{data}/"
+        if data not in tables:
             chunks = [records[name] for name in sorted(records) if name.startswith(prefix)]
             tables[data] = TaskTable.from_chunks(chunks)
         dead_letter = DeadLetter.from_json(records[key])

@@ -11,7 +11,7 @@ import logging
 import time
 
 from backstay.cluster.directory import Directory
-from backstay.cluster.upkeep import EndedPass, Upkeep, end_pass, keeps_rows_of, unseen_seconds
+from backstay.cluster.upkeep import EndedPass, Upkeep, end_pass, keeps_rows_of
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError, ConfigError, InvalidRequest, UnknownTable
 from backstay.job_engine.values import PassUpkeep
@@ -72,8 +72,7 @@ class RowUpkeep:
         specs = keeps_rows_of(self._name, self._directory.tables())
         if not specs:
             return EndedPass(0, False)
-        seconds = unseen_seconds(due.unseen_since_s, time.time())
         with Upkeep(self._directory.endpoints(), self._config) as upkeep:
-            done = end_pass(upkeep, specs, period=due.period, unseen_seconds=seconds)
+            done = end_pass(upkeep, specs, period=due.period, unseen_since_s=due.unseen_since_s)
         log.info("pass %d: %d rows expired", due.pass_number, done.expired)
         return done

@@ -38,12 +38,12 @@ from backstay.control_server import ControlServer
 from backstay.errors import ListenError, StoreError, StoreUnavailable
 from backstay.lifeline import Ready
 from backstay.logs import fields
+from backstay.metrics_endpoint import MetricsEndpoint
 from backstay.pserver.cluster_member import ClusterMember, Identity
 from backstay.pserver.leadership.controller_host import read_events
 from backstay.pserver.membership.cluster_config import join_or_create
 from backstay.pserver.membership.handover import slots_to_hand_over
 from backstay.pserver.memory_limit import find_limit
-from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.replaced_cluster import remove_replaced
@@ -111,6 +111,7 @@ class Node:
         self._server = _open_data_server(config, instance, limit.limit_bytes)
         self._registry = TableRegistry(
             canonical=_native.canonical_table,
+            fits=lambda spec_json: _native.check_table(spec_json, config.slot_count),
             id_of=_native.table_id,
             with_settings=_native.table_with_settings,
             max_tables=config.max_tables,

@@ -25,6 +25,7 @@ __all__ = [
     "JournalRecord",
     "MasterRecord",
     "RunState",
+    "StreamRecord",
     "stream_job_of",
 ]
 
@@ -104,7 +105,31 @@ class JournalRecord(JsonRecord, what="job journal"):
 
 
 @dataclass(frozen=True)
-class JobStateRecord(JsonRecord, what="job state"):
+class StreamRecord(JsonRecord, what="stream"):
+    """In ``state``: how far a job is in training data without an end.
+
+    Attributes:
+        positions: The next offset of each partition when the open period began; its takes are
+            records of their own. Empty: the job has not asked yet where to begin.
+        started: The same when the job began; a partition that is not there began at 0.
+        sealed: The number of the last period that takes no more; 0: none.
+        began_s: Unix time when the open period took its first records; 0: not known.
+        stopping: Why the job takes nothing more and ends when all is done that was taken; empty: it
+            goes on.
+        is_replaced: Whether the job is going back to a checkpoint: what is recorded of its periods
+            is of the time before or after, and counts for nothing until all of it is written.
+    """
+
+    positions: Mapping[str, Count] = field(default_factory=dict)
+    started: Mapping[str, Count] = field(default_factory=dict)
+    sealed: Count = 0
+    began_s: Count = 0
+    stopping: str = ""
+    is_replaced: bool = False
+
+
+@dataclass(frozen=True)
+class JobStateRecord(JsonRecord, what="job state", added=("progressive", "stream")):
     """``state``: where the job stands, but for the tasks.
 
     Attributes:
@@ -131,13 +156,18 @@ class JobStateRecord(JsonRecord, what="job state"):
             ``tasks``, the number of tasks that have ended, says whether a checkpoint is exact;
             ``saved_steps``, the steps of the job's newest checkpoint, whether one is missing, and
             so does ``saved_upkeeps``. ``upkept_passes`` is the last pass whose end was seen to,
-            ``upkeeps`` how many of these changed rows.
+            ``upkeeps`` how many of these changed rows. Of data without an end: ``dropped_records``,
+            offsets that the source had dropped before they were taken, in the periods that are
+            over, and ``past_bad_records``, damaged ones of periods that are forgotten.
         evaluations: The last evaluations: objects with ``round``, ``steps``, ``records`` and
             ``metrics``.
         table_notes: What became of settings that the tables did not have, since a job master
             opened the job; for people.
         owner: Of the job on Kubernetes: uid of the Deployment whose job master opened it last.
             Empty: it ran elsewhere.
+        progressive: Figures of progressive metrics, for people, as ``Progressive.shown`` has them;
+            empty: there are none.
+        stream: Of training data without an end: how far the job is in them.
     """
 
     state: RunState
@@ -159,6 +189,8 @@ class JobStateRecord(JsonRecord, what="job state"):
     evaluations: tuple[Mapping[str, Any], ...] = ()
     table_notes: tuple[str, ...] = ()
     owner: str = ""
+    progressive: Mapping[str, Any] = field(default_factory=dict)
+    stream: StreamRecord | None = None
 
     def __post_init__(self) -> None:
         """Refuse a state that is none."""

@@ -207,6 +207,11 @@ class JobKeys:
         return f"{self.root}shards/"
 
     @property
+    def all_takes(self) -> str:
+        """The prefix of what periods have taken of data without an end."""
+        return f"{self.root}takes/"
+
+    @property
     def all_done(self) -> str:
         """The prefix of the bitmaps of tasks that are done."""
         return f"{self.root}done/"
@@ -226,6 +231,11 @@ class JobKeys:
         """The prefix of how many damaged records tasks have."""
         return f"{self.root}damaged/"
 
+    @property
+    def all_progressive(self) -> str:
+        """The prefix of what is counted of predictions before training."""
+        return f"{self.root}progressive/"
+
     def shards(self, data: str, chunk: int) -> str:
         """Return the key of a part of the shards of ``training``, ``validation``, ..."""
         return f"{self.root}shards/{data}/{chunk:06d}"
@@ -233,6 +243,10 @@ class JobKeys:
     def shard_count(self, data: str) -> str:
         """Return the key that says how many such parts there are, written after them."""
         return f"{self.root}shard_counts/{data}"
+
+    def takes(self, round_name: str, chunk: int) -> str:
+        """Return the key of a part of what a period has taken."""
+        return f"{self.root}takes/{round_name}/{chunk:06d}"
 
     def done(self, round_name: str, chunk: int) -> str:
         """Return the key of the bitmap of a round's tasks chunk * 4096 and on."""
@@ -254,3 +268,15 @@ class JobKeys:
     def damaged(self, data: str, part: int) -> str:
         """Return the key of the damaged records of some tasks of ``training``, ..."""
         return f"{self.root}damaged/{data}/{part:06d}"
+
+    def progressive_counts(self, number: int) -> str:
+        """Return the key of all counts of predictions, up to the task of that number."""
+        return f"{self.all_progressive}counts/{number:019d}"
+
+    def progressive_task(self, number: int) -> str:
+        """Return the key of the scores of one task: the one that was counted as that number."""
+        return f"{self.all_progressive}tasks/{number:019d}"
+
+    def progressive_begun(self, round_name: str, task: int, batch: int) -> str:
+        """Return the key of the scores of a task's batches before the one of that number."""
+        return f"{self.all_progressive}begun/{round_name}/{task}/{batch}"

@@ -12,21 +12,30 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backstay.consensus.records.jobs import JOBS_PROGRESS, JobSpecRecord, JobStateRecord
+from backstay.consensus.records.jobs import (
+    JOBS_PROGRESS,
+    JobSpecRecord,
+    JobStateRecord,
+    StreamRecord,
+)
 from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
 from backstay.errors import CheckpointRefused
-from backstay.schedule.schedule import is_cut_short
+from backstay.schedule.rounds import RoundId
+from backstay.schedule.schedule import is_cut_short, recorded_passes
+from backstay.schedule.takes import PERIODS_KEPT
 
 __all__ = [
     "JOBS_PROGRESS",
     "jobs_behind",
     "jobs_cut_short",
+    "kept_records",
     "progress_of_jobs",
     "refuse_while_jobs_go_on",
     "with_cut_short",
     "with_forgotten",
     "with_restored",
+    "with_taken",
 ]
 
 # The same number stands in crates/backstay-core/src/stream_memory.rs.
@@ -55,22 +64,8 @@ async def progress_of_jobs(
         # One read: what it holds was true at one moment.
         found = (await store.range(keys.root)).values()
         if keys.spec in found and keys.state in found:
-            jobs[keys.job] = {
-                "spec": found[keys.spec].value,
-                "state": found[keys.state].value,
-                **{
-                    part: {
-                        key.removeprefix(prefix): item.value
-                        for key, item in found.items()
-                        if key.startswith(prefix)
-                    }
-                    for part, prefix in (
-                        ("done", keys.all_done),
-                        ("dead_letters", keys.all_dead_letters),
-                        ("damaged", keys.all_damaged),
-                    )
-                },
-            }
+            texts = {key: item.value for key, item in found.items()}
+            jobs[keys.job] = kept_records(keys, texts)
     if not jobs:
         return {}
     return {
@@ -80,6 +75,24 @@ async def progress_of_jobs(
             "jobs": jobs,
         }
     }
+
+
+def kept_records(keys: JobKeys, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a checkpoint keeps of a job's records, which are given by key."""
+    kept = {
+        "spec": texts[keys.spec],
+        "state": texts[keys.state],
+        "done": _below(texts, keys.all_done),
+        "dead_letters": _below(texts, keys.all_dead_letters),
+        "damaged": _below(texts, keys.all_damaged),
+        "progressive": _below(texts, keys.all_progressive),
+    }
+    takes = _below(texts, keys.all_takes)
+    return {**kept, "takes": takes} if takes else kept
+
+
+def _below(texts: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {key.removeprefix(prefix): text for key, text in texts.items() if key.startswith(prefix)}
 
 
 def jobs_behind(progress: Mapping[str, Any]) -> list[str]:
@@ -153,6 +166,67 @@ def with_forgotten(
         "records_per_task"
     )
     return _with_inexact(kept, {name: why for name, count in ended.items() if count})
+
+
+def with_taken(kept: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return progress with what periods took of data without an end until all slots were written.
+
+    Slots that were written late may have pushes of tasks that were taken meanwhile. After a restore
+    these must be the same tasks, or their records would count twice in these slots and once or
+    never in others.
+
+    Args:
+        kept: The progress, read before anything was written.
+        now: The same, read when all slots are written.
+    """
+    before = kept.get(JOBS_PROGRESS)
+    after = now.get(JOBS_PROGRESS, {"jobs": {}})["jobs"]
+    if before is None:
+        return dict(kept)
+    jobs, inexact = dict(before["jobs"]), {}
+    for name, entry in before["jobs"].items():
+        later = after.get(name)
+        if later is None or "takes" not in later or not _is_same_job(entry, later):
+            continue
+        taken = _with_taken(entry, later)
+        if taken is not None:
+            jobs[name] = taken
+            continue
+        inexact[name] = (
+            "since a restore of a checkpoint: more than "
+            f"{PERIODS_KEPT} periods ended while it was written; make periods longer"
+        )
+    return _with_inexact({**kept, JOBS_PROGRESS: {**before, "jobs": jobs}}, inexact)
+
+
+def _is_same_job(entry: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+    first, second = (JobSpecRecord.from_json(one["spec"]).uid for one in (entry, later))
+    return first == second
+
+
+def _with_taken(entry: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a job's progress with later takes; None: some of them are forgotten."""
+    state, state_later = (JobStateRecord.from_json(one["state"]) for one in (entry, later))
+    found = state_later.stream
+    assert found is not None
+    open_then = recorded_passes(state.schedule) + 1
+    over_now = recorded_passes(state_later.schedule)
+    numbers = {key: RoundId.parse(key.partition("/")[0]).number for key in later["takes"]}
+    needed = set(range(open_then, over_now + 1))
+    if open_then <= over_now - PERIODS_KEPT or not needed <= set(numbers.values()):
+        return None
+    takes = {
+        key: text
+        for key, text in entry.get("takes", {}).items()
+        if RoundId.parse(key.partition("/")[0]).number < open_then
+    }
+    takes |= {key: text for key, text in later["takes"].items() if numbers[key] >= open_then}
+    stream = state.stream
+    if stream is None or not stream.positions:
+        stream = StreamRecord(positions=found.started, started=found.started)
+    began_s = found.began_s if open_then > over_now else stream.began_s
+    stream = replace(stream, sealed=max(stream.sealed, found.sealed), began_s=began_s)
+    return {**entry, "state": replace(state, stream=stream).to_json(), "takes": takes}
 
 
 def jobs_cut_short(kept: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

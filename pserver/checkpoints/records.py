@@ -34,6 +34,7 @@ from backstay.pserver.checkpoints.jobs import (
     progress_of_jobs,
     with_forgotten,
     with_restored,
+    with_taken,
 )
 
 __all__ = ["CheckpointRecords"]
@@ -142,7 +143,8 @@ class CheckpointRecords:
             StoreUnavailable: The store does not answer.
         """
         now = await self.jobs()
-        return with_forgotten(progress, now, took_s), jobs_cut_short(progress, now)
+        kept = with_taken(with_forgotten(progress, now, took_s), now)
+        return kept, jobs_cut_short(progress, now)
 
     async def restoring(self) -> str:
         """Return the id of the checkpoint that is being restored, as the store has it; or none."""

@@ -60,6 +60,7 @@ class TableRegistry:
         self,
         *,
         canonical: Callable[[str], str],
+        fits: Callable[[str], None],
         id_of: Callable[[str], int],
         with_settings: Callable[[str, str], str],
         max_tables: int,
@@ -68,12 +69,14 @@ class TableRegistry:
 
         Args:
             canonical: Checks a description and returns it with all defaults filled in.
+            fits: Refuses a description that this cluster cannot have.
             id_of: Returns the id of a name.
             with_settings: Returns the first description with the settings of the second, as far as
                 a table can take them over.
             max_tables: How many tables there may be.
         """
         self._canonical = canonical
+        self._fits = fits
         self._id_of = id_of
         self._with_settings = with_settings
         self._max_tables = max_tables
@@ -127,6 +130,7 @@ class TableRegistry:
         table = self.described(spec_json)
         present = self._tables.get(table.name)
         if present is None:
+            self._fits(table.spec_json)
             self._check_new(table)
             return table
         if present.spec_json != table.spec_json:
@@ -165,6 +169,7 @@ class TableRegistry:
             raise TableConflict(_other_rows(present, differences_of(nearest, wanted.spec_json)))
         if wanted.spec_json == present.spec_json:
             return present
+        self._fits(wanted.spec_json)
         return replace(wanted, revision=present.revision + 1)
 
     def described(self, spec_json: str) -> KnownTable:

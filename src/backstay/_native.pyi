@@ -27,6 +27,7 @@ __all__ = [
     "SimSlot",
     "__version__",
     "canonical_table",
+    "check_table",
     "crc32c",
     "initial_rows",
     "log_to_stderr",
@@ -52,6 +53,13 @@ def canonical_table(spec_json: str) -> str:
 
     Raises:
         ConfigError: A field is unknown, missing or out of range; the message names it.
+    """
+
+def check_table(spec_json: str, slot_count: int) -> None:
+    """Refuse a table that a cluster with so many slots cannot have.
+
+    Raises:
+        ConfigError: A slot's share of its capacity or filter would be too small.
     """
 
 def table_with_settings(present_json: str, wanted_json: str) -> str:

@@ -63,7 +63,10 @@ ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, PADDLE_ENDPOINT_VARIABLE)
 # What programs of ours tell each other, and the hooks of a job.
 OWN_VARIABLES = frozenset(
     ENVIRONMENT_PREFIX + name
-    for name in ("BUILDER", "JOB", "JOB_REASON", "JOB_RESULT", "LAST_WORDS", "LIFELINE", "RUN")
+    for name in (
+        *("BUILDER", "JOB", "JOB_CHECKPOINT", "JOB_PASS", "JOB_REASON", "JOB_RESULT"),
+        *("LAST_WORDS", "LIFELINE", "RUN"),
+    )
 )
 
 log = logging.getLogger(__name__)

@@ -3,17 +3,18 @@
 A ``JobSpec`` that exists is a valid one. It goes from the job file to the job's record and to each
 worker as JSON. ``docs/reference/job-file.md`` lists every field.
 
-Imports ``backstay.settings``, ``backstay.kubernetes_spec``, ``backstay.profiles`` and
-``backstay.errors`` only; does no I/O.
+Imports ``backstay.settings``, ``backstay.kubernetes_spec``, ``backstay.profiles``,
+``backstay.addresses`` and ``backstay.errors`` only; does no I/O.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
+from backstay.addresses import split_address
 from backstay.errors import ConfigError
 from backstay.kubernetes_spec import KubernetesSpec, ScheduleSpec
 from backstay.profiles import PROFILES
@@ -27,6 +28,7 @@ from backstay.settings import (
 )
 
 __all__ = [
+    "AlertSpec",
     "AutoscaleSpec",
     "CheckpointSpec",
     "DataSpec",
@@ -35,6 +37,8 @@ __all__ = [
     "JobSpec",
     "LifetimeSpec",
     "ModeSpec",
+    "PeriodSpec",
+    "ProgressiveSpec",
     "ServerCounts",
     "ServersSpec",
     "WorkersSpec",
@@ -44,6 +48,11 @@ DATA_KINDS = (
     *("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl"),
     *("sql", "kafka", "custom"),
 )
+# Kinds of training data that may have no end.
+STREAM_KINDS = ("kafka", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl")
+# Options that only such data have, by kind; files have those of closed folders.
+_TOPIC_OPTIONS = ("group",)
+_FOLDER_OPTIONS = ("marker", "done_list", "start", "look_s")
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
@@ -56,6 +65,9 @@ WORKERS_MAX = 10_000
 SERVERS_MAX = 64
 WORKER_RULES = ("fixed", "fill", "throughput")
 SERVER_RULES = ("fixed", "load")
+PREDICTIONS = ("auto", "probabilities", "logits")
+ALERT_METRICS = ("auc", "logloss", "calibration", "examples", "skipped")
+ALERTS_MAX = 32
 # Servers of its own that a job has if nothing says how many.
 LOCAL_SERVERS = 3
 # A record of the coordination store; a job file that needs more has its data in the wrong place.
@@ -120,6 +132,45 @@ class ModeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeriodSpec:
+    """The periods of training data that never end: what stands in the place of passes."""
+
+    records: int = setting(
+        0, "A period ends with so many records. 0: records do not end it.", minimum=0, maximum=2**62
+    )
+    folders: int = setting(
+        0,
+        "Folders: a period ends with so many of them. 0: folders do not end it.",
+        minimum=0,
+        maximum=1_000_000,
+    )
+    seconds: float = setting(
+        0.0,
+        "A period ends so long after its first record was taken. 0: time does not end it.",
+        minimum=0.0,
+        maximum=366 * 86_400.0,
+    )
+    ahead_records: int = setting(
+        1_000_000,
+        "Most records that are taken and not yet done; at least `records_per_task`.",
+        minimum=1,
+        maximum=2**62,
+    )
+    linger_s: float = setting(
+        5.0,
+        "Records too few for a whole task become a short one after so long.",
+        minimum=0.0,
+        maximum=86_400.0,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if not (self.records or self.seconds or self.folders):
+            raise ConfigError("records: give records, seconds or folders, else no period ends")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EarlyStop:
     """When to stop before the last pass: a metric of the evaluation no longer gets better."""
 
@@ -140,6 +191,88 @@ class EarlyStop:
         check(self)
         if not self.metric:
             raise ConfigError("metric: is empty; name a metric of the model file's eval_metrics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressiveSpec:
+    """Metrics of what the model predicts for each training batch before it is trained on it."""
+
+    SHORT: ClassVar[str] = "window_examples"
+
+    window_examples: int = setting(
+        100_000,
+        "A window ends with the task that brings so many records. 0: only `window_s` ends it.",
+        minimum=0,
+        maximum=2**62,
+    )
+    window_s: float = setting(
+        0.0, "It also ends after this time. 0: no limit.", minimum=0.0, maximum=31_536_000.0
+    )
+    half_life_examples: int = setting(
+        1_000_000,
+        "In the decayed figures a record counts half after so many more. 0: all count the same.",
+        minimum=0,
+        maximum=2**62,
+    )
+    predictions: str = setting(
+        "auto",
+        "What the model answers; auto goes by `logloss` or `logloss_of_logits` in the model file's "
+        "`eval_metrics`.",
+        choices=PREDICTIONS,
+    )
+    by: str = setting("", "Column of the data: each of its values gets figures, too. Empty: none.")
+    by_values_max: int = setting(
+        16,
+        "The first so many values get figures of their own, the others together, as `other`.",
+        minimum=1,
+        maximum=32,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if not self.window_examples and not self.window_s:
+            raise ConfigError("window_examples: is 0, and so is window_s: no window would end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertSpec:
+    """A figure of `progressive` that is watched."""
+
+    metric: str = setting(..., "Which figure.", choices=ALERT_METRICS)
+    below: float | None = setting(None, "It is bad if it is less than this.")
+    above: float | None = setting(None, "It is bad if it is more than this.")
+    over: str = setting(
+        "window", "Of the window that has ended, or decayed.", choices=("window", "decayed")
+    )
+    for_windows: int = setting(
+        1, "How many windows in a row it must be bad.", minimum=1, maximum=1_000_000
+    )
+    action: str = setting(
+        "warn",
+        "The job shows it (warn), or also stops, as with `jobs stop`.",
+        choices=("warn", "stop"),
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if self.below is None and self.above is None:
+            raise ConfigError("below: is missing, and so is above; give at least one of them")
+        if self.below is not None and self.above is not None and self.below > self.above:
+            raise ConfigError(f"below: {self.below} is more than above ({self.above})")
+
+    @property
+    def text(self) -> str:
+        """The rule for people, such as ``auc below 0.7``."""
+        sides = (("below", self.below), ("above", self.above))
+        limits = " or ".join(f"{side} {limit:g}" for side, limit in sides if limit is not None)
+        return f"{'decayed ' if self.over == 'decayed' else ''}{self.metric} {limits}"
+
+    def is_bad(self, value: float) -> bool:
+        """Return whether a value is beyond what the rule allows."""
+        is_low = self.below is not None and value < self.below
+        return is_low or (self.above is not None and value > self.above)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +495,9 @@ class HooksSpec:
 
     before: tuple[str, ...] = setting((), "Commands before the job; if one fails, the job fails.")
     after: tuple[str, ...] = setting((), "Commands after the job, however it ended.")
+    each_pass: tuple[str, ...] = setting(
+        (), "Commands at the end of each pass or period, while the job goes on."
+    )
     timeout_s: int = setting(3600, "Time limit of one command.", minimum=1, maximum=7 * 86_400)
 
     def __post_init__(self) -> None:
@@ -402,6 +538,9 @@ class JobSpec:
     validation: DataSpec | None = setting(None, "Records to evaluate on.", fixed=True)
     prediction: DataSpec | None = setting(None, "Records to predict for.", fixed=True)
     epochs: int = setting(1, "Passes over the training data.", minimum=1, maximum=1_000_000)
+    period: PeriodSpec | None = setting(
+        None, "The training data never ends: the job has periods instead of passes."
+    )
     batch_size: int = setting(
         64, "Records in a worker's batch.", minimum=1, maximum=1 << 24, fixed=True
     )
@@ -430,6 +569,12 @@ class JobSpec:
         maximum=2**62,
     )
     early_stop: EarlyStop | None = setting(None, "When to stop before the last pass.")
+    progressive: ProgressiveSpec | None = setting(
+        None, "Metrics of what the model predicts for each batch before it is trained on it."
+    )
+    alerts: tuple[AlertSpec, ...] = setting(
+        (), "When a figure of `progressive` is bad, and what then happens."
+    )
     max_task_retries: int = setting(
         3,
         "Retries of a failing task before it is dead-lettered.",
@@ -487,6 +632,11 @@ class JobSpec:
     hooks: HooksSpec = setting(HooksSpec, "Commands before and after the job.")
     log_dir: str = setting("", "Folder for logs and metrics. Empty: `backstay-jobs/NAME`.")
     tensorboard: bool = setting(False, "Write TensorBoard event files, too.")
+    prometheus: str = setting(
+        "",
+        "Address where the job master shows the job's figures to Prometheus (HTTP, no token), such "
+        "as `0.0.0.0:9464`; port 0: the system chooses. Empty: none.",
+    )
     swap_embeddings_over_bytes: int = setting(
         2 * 1024 * 1024,
         "Larger embedding layers are kept on the servers.",
@@ -510,11 +660,68 @@ class JobSpec:
         for name in ("early_stop", "evaluation_every_steps"):
             if getattr(self, name) and (self.training is None or self.validation is None):
                 raise ConfigError(f"{name}: needs both training and validation data")
+        if self.progressive is not None and self.training is None:
+            raise ConfigError("progressive: needs training data")
+        if self.alerts and self.progressive is None:
+            raise ConfigError("alerts: need `progressive`, whose figures they watch")
+        _check_alerts(self.alerts)
+        if self.prometheus:
+            split_address("prometheus", self.prometheus)
+        if self.period is not None:
+            self._check_period(self.period)
+        self._check_stream_options()
         if len(self.to_json().encode()) > SPEC_BYTES_MAX:
             raise ConfigError(
                 f"name: the job {self.name!r} takes more than {SPEC_BYTES_MAX} bytes as JSON; "
                 "name folders or patterns instead of single files"
             )
+
+    def _check_period(self, period: PeriodSpec) -> None:
+        """Refuse periods that do not go with the rest."""
+        if self.training is None or self.training.kind not in STREAM_KINDS:
+            raise ConfigError(
+                f"period: needs training data of kind {' or '.join(STREAM_KINDS)}, which may never "
+                "end; name the kind, there may be no file yet"
+            )
+        if period.folders and self.training.kind == "kafka":
+            raise ConfigError(
+                "period.folders: is given, and training is of kind kafka; give records or seconds"
+            )
+        if self.epochs != 1:
+            raise ConfigError(
+                f"epochs: {self.epochs} is given together with period; leave epochs out, a job "
+                "with periods never goes over its data again"
+            )
+        if "stop" in self.training.options:
+            raise ConfigError(
+                "training.options.stop: is given together with period; leave one of them out, "
+                "with a period the data has no end"
+            )
+        if period.ahead_records < self.records_per_task:
+            raise ConfigError(
+                f"period.ahead_records: {period.ahead_records} is less than a task has "
+                f"(records_per_task, {self.records_per_task})"
+            )
+
+    def _check_stream_options(self) -> None:
+        """Refuse options of data without an end where data have one."""
+        for name, data in self.data.items():
+            names = _TOPIC_OPTIONS if data.kind == "kafka" else _FOLDER_OPTIONS
+            given = [option for option in names if option in data.options]
+            if given and data.kind in STREAM_KINDS and not self.grows(name):
+                raise ConfigError(
+                    f"{name}.options.{given[0]}: is for training data without an end; give "
+                    "`period`, or leave it out"
+                )
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its training data never ends."""
+        return self.period is not None
+
+    def grows(self, name: str) -> bool:
+        """Return whether one of its data never ends."""
+        return self.is_stream and name == "training"
 
     @property
     def kind(self) -> str:
@@ -566,11 +773,24 @@ class JobSpec:
 
     def fixed_differences(self, other: JobSpec) -> tuple[str, ...]:
         """Return the fields that differ and that a job which has begun cannot change."""
-        return tuple(
+        differing = [
             item.name
             for item in fields(self)
             if item.metadata["fixed"] and getattr(self, item.name) != getattr(other, item.name)
-        )
+        ]
+        # How long a period is may change, but not whether there are any.
+        if self.is_stream != other.is_stream:
+            differing.append("period")
+        return tuple(differing)
+
+
+def _check_alerts(alerts: Sequence[AlertSpec]) -> None:
+    if len(alerts) > ALERTS_MAX:
+        raise ConfigError(f"alerts: {len(alerts)} are more than {ALERTS_MAX}")
+    texts = [alert.text for alert in alerts]
+    for number, text in enumerate(texts):
+        if text in texts[:number]:
+            raise ConfigError(f"alerts.{number}: {text!r} is there already")
 
 
 def _with_profile(document: Mapping[str, Any]) -> Mapping[str, Any]:

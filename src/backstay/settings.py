@@ -334,7 +334,9 @@ def from_mapping(kind: type[SpecT], document: object, *, short: bool = True) -> 
                 f"{name}: no such field{suggestion(str(name), names)}; there are {', '.join(names)}"
             )
         nested = _nested(hints[name])
-        if nested is not None and value is not None and not is_dataclass(value):
+        if nested is not None and get_origin(hints[name]) is tuple:
+            values[name] = _from_list(name, nested, value)
+        elif nested is not None and value is not None and not is_dataclass(value):
             with named(name):
                 values[name] = from_mapping(nested, value)
         else:
@@ -343,6 +345,16 @@ def from_mapping(kind: type[SpecT], document: object, *, short: bool = True) -> 
         if item.name not in values and item.default is item.default_factory is MISSING:
             raise ConfigError(f"{item.name}: is missing; {item.metadata['doc']}")
     return kind(**values)
+
+
+def _from_list(name: str, kind: type[SpecT], documents: object) -> tuple[SpecT, ...]:
+    if not isinstance(documents, (list, tuple)):
+        raise ConfigError(f"{name}: {documents!r} is not a list of mappings")
+    made = []
+    for number, one in enumerate(documents):
+        with named(f"{name}.{number}"):
+            made.append(one if isinstance(one, kind) else from_mapping(kind, one))
+    return tuple(made)
 
 
 def to_mapping(spec: Any) -> dict[str, Any]:
@@ -434,6 +446,11 @@ def _checked_list(name: str, value: Any, arguments: tuple[Any, ...]) -> tuple[An
             raise ConfigError(f"{name}: {value!r} is not a list of mappings")
         inner = get_args(arguments[0])
         return tuple(_checked_mapping(f"{name}.{i}", one, inner) for i, one in enumerate(value))
+    kind = arguments[0]
+    if isinstance(kind, type) and is_dataclass(kind):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(one, kind) for one in value):
+            raise ConfigError(f"{name}: {value!r} is not a list of {kind.__name__}")
+        return tuple(value)
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):

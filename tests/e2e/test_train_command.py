@@ -202,6 +202,8 @@ def wait_for_child(pid: int, words: str) -> int:
 
 
 def test_each_record_counts_once_when_a_worker_and_the_master_are_killed(folder: Path) -> None:
+    progressive = "progressive: {window_examples: 100, predictions: logits}\n"
+    (folder / "job.yaml").write_text(JOB + progressive)
     close(folder, "training")
     with started(folder, "train", "job.yaml", "--servers", "1", "--json") as process:
         # Both workers stand at the gate, each in the middle of its work.
@@ -224,6 +226,12 @@ def test_each_record_counts_once_when_a_worker_and_the_master_are_killed(folder:
     log_dir = folder / "backstay-jobs" / "tiny"
     lines = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
     assert sum("metrics" in line for line in lines) == 2
+    # So do the predictions before training.
+    assert result["progressive"]["examples"] == 2 * RECORDS
+    windows = {line["window"]: line["examples"] for line in lines if "window" in line}
+    assert list(windows) == list(range(1, len(windows) + 1))
+    left = 2 * RECORDS - sum(windows.values())
+    assert 0 <= left < 100
     assert {path.name for path in (log_dir / "workers").iterdir()} >= {"w-0.log", "w-1.log"}
 
 

@@ -27,7 +27,7 @@ from backstay.pserver.free_ports import free_ports
 from tests.processes import takes_connections
 from tests.waiting import wait_until
 
-__all__ = ["KafkaBroker", "require_kafka"]
+__all__ = ["KafkaBroker", "is_led", "require_kafka"]
 
 POM = Path(__file__).parent / "pom.xml"
 CACHE_VARIABLE = "KAFKA_TESTS_CACHE"
@@ -141,7 +141,7 @@ class KafkaBroker:
         admin = self._admin()
         admin.create_topics([topic])[name].result(CALL_S)
         # The broker hears of it from its controller.
-        wait_until(lambda: _is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
+        wait_until(lambda: is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
         """Write messages, and wait until the broker has them all."""
@@ -187,6 +187,6 @@ class KafkaBroker:
         return ["java", heap, "-cp", classes, main, *words, str(self._properties)]
 
 
-def _is_led(topic: Any) -> bool:
+def is_led(topic: Any) -> bool:
     """Return whether a broker leads each partition of a topic, as its metadata tell."""
     return topic.error is None and all(one.leader >= 0 for one in topic.partitions.values())

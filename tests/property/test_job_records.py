@@ -28,6 +28,7 @@ from backstay.consensus.records.jobs import (
     JobStateRecord,
     JournalRecord,
     MasterRecord,
+    StreamRecord,
 )
 from backstay.job_engine.values import DeadLetter, Failure, LeasedTask, WorkerRecord
 
@@ -45,6 +46,12 @@ FAILURES = st.builds(Failure, error=TEXTS, worker=TEXTS, records=tuples(NUMBERS)
 DEAD_LETTERS = st.builds(
     DeadLetter, task=NUMBERS, failures=NUMBERS, failure=FAILURES, acknowledged=NUMBERS
 )
+STREAM: Mapping[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("positions", "started"), FIGURES),
+    **dict.fromkeys(("sealed", "began_s"), NUMBERS),
+    "stopping": TEXTS,
+    "is_replaced": st.booleans(),
+}
 # A field of each record -> what it may hold.
 RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
     JobNameRecord: {"uid": TEXTS},
@@ -61,7 +68,10 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
         "data": st.dictionaries(TEXTS, TEXTS, max_size=3),
         **dict.fromkeys(("figures", "pass_starts"), FIGURES),
         "evaluations": tuples(st.dictionaries(TEXTS, NUMBERS | TEXTS, max_size=3)),
+        "progressive": st.dictionaries(TEXTS, NUMBERS | TEXTS | st.none(), max_size=3),
+        "stream": st.none() | st.builds(StreamRecord, **STREAM),
     },
+    StreamRecord: STREAM,
     CheckpointRecord: {"url": TEXTS, "id": TEXTS, "created": TEXTS},
     SaveRecord: {"id": TEXTS, "node": TEXTS, "instance": NUMBERS, "started": TEXTS},
     RestorePlan: {

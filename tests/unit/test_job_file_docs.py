@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from backstay.job_spec import (
+    AlertSpec,
     AutoscaleSpec,
     CheckpointSpec,
     DataSpec,
@@ -18,6 +19,8 @@ from backstay.job_spec import (
     JobSpec,
     LifetimeSpec,
     ModeSpec,
+    PeriodSpec,
+    ProgressiveSpec,
     ServersSpec,
     WorkersSpec,
 )
@@ -30,8 +33,11 @@ PAGE = PAGE_PATH.read_text(encoding="utf-8") if PAGE_PATH.exists() else ""
 SECTIONS: list[tuple[str, type, str]] = [
     ("## The job", JobSpec, ""),
     ("## Data", DataSpec, "training."),
+    ("## Periods", PeriodSpec, "period."),
     ("## Mode", ModeSpec, "mode."),
     ("## Early stop", EarlyStop, "early_stop."),
+    ("## Progressive metrics", ProgressiveSpec, "progressive."),
+    ("## Alerts", AlertSpec, "alerts."),
     ("## Checkpoints", CheckpointSpec, "checkpoint."),
     ("## Lifetime of rows", LifetimeSpec, "lifetime."),
     ("## Workers", WorkersSpec, "workers."),

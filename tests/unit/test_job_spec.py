@@ -21,6 +21,8 @@ from backstay.job_spec import (
 )
 from backstay.settings import DEPTH_MAX, all_settings
 
+TOPIC: dict[str, Any] = {"kind": "kafka", "paths": "clicks"}
+STREAM: dict[str, Any] = {"training": TOPIC, "period": {"records": 9}}
 PLAIN: dict[str, Any] = {"name": "census", "model": "model.py", "training": "train.csv"}
 
 
@@ -48,6 +50,37 @@ def test_a_small_job_has_defaults_and_plain_values_stand_for_the_main_field() ->
         ({"training": {"path": "x"}}, "training.path: no such field; did you mean 'paths'?"),
         ({"prediction": "x"}, "prediction: is a job of its own"),
         ({"epochs": 0}, "epochs: 0 is out of range; allowed is 1 to"),
+        ({"period": {"records": 9}}, "period: needs training data of kind kafka"),
+        ({"period": {}}, "period.records: give records, seconds or folders, else no period ends"),
+        (
+            {**STREAM, "period": {"folders": 1}},
+            "period.folders: is given, and training is of kind kafka",
+        ),
+        (
+            {"training": {**TOPIC, "options": {"group": "lag"}}},
+            "training.options.group: is for training data without an end; give `period`",
+        ),
+        (
+            {
+                "training": {"kind": "csv", "paths": ["d/*"]},
+                "validation": {"kind": "csv", "paths": ["d/*"], "options": {"marker": "done"}},
+                "period": {"folders": 1},
+            },
+            "validation.options.marker: is for training data without an end",
+        ),
+        ({"period": {"seconds": -1.0}}, "period.seconds: -1.0 is out of range"),
+        (
+            {**STREAM, "epochs": 3},
+            "epochs: 3 is given together with period; leave epochs out",
+        ),
+        (
+            {**STREAM, "records_per_task": 2_000_000},
+            "period.ahead_records: 1000000 is less than a task has (records_per_task, 2000000)",
+        ),
+        (
+            {**STREAM, "training": {**TOPIC, "options": {"stop": "latest"}}},
+            "training.options.stop: is given together with period; leave one of them out",
+        ),
         ({"epochs": True}, "epochs: True is not an integer"),
         ({"epochs": "2"}, "epochs: '2' is not an integer"),
         ({"audit": 1}, "audit: 1 is not true or false"),

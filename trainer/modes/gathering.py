@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backstay.errors import InvalidRequest
 from backstay.tables import TableSpec
@@ -27,7 +29,7 @@ from backstay.trainer.modes.forwarding import (
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
-__all__ = ["GatheringClient", "Gradient", "Piece", "cut", "put_together"]
+__all__ = ["GatheringClient", "Gradient", "Piece", "cut", "predictions_together", "put_together"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,25 @@ def put_together(parts: Sequence[tuple[int, Sequence[Gradient]]]) -> list[Gradie
             weighted = (np.float32(count / records), gradient)
             by_table.setdefault(gradient.table, []).append(weighted)
     return [_sum(members) for members in by_table.values()]
+
+
+def predictions_together(
+    parts: Sequence[tuple[Piece, NDArray[Any] | None]],
+) -> NDArray[Any] | None:
+    """Return what the model answered for the whole batch; None: not all pieces tell it.
+
+    Args:
+        parts: Each piece, and what the model answered for its records.
+    """
+    ordered = sorted(parts, key=lambda part: part[0].first)
+    answers = [
+        answer.reshape(piece.count, -1)
+        for piece, answer in ordered
+        if answer is not None and answer.shape[:1] == (piece.count,)
+    ]
+    if len(answers) < len(ordered) or len({answer.shape[1] for answer in answers}) > 1:
+        return None
+    return np.concatenate(answers)
 
 
 def _sum(members: Sequence[tuple[np.float32, Gradient]]) -> Gradient:

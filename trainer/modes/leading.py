@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from grpc import aio
+from numpy.typing import NDArray
 
 from backstay import rpc
 from backstay._proto.v1 import sync_pb2, sync_pb2_grpc
@@ -228,10 +229,16 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
     ) -> sync_pb2.ContributeResponse:
         """Take a part of a follower's gradients."""
         gradients = gradients_of(request.gradients)
+        predictions = np.frombuffer(request.predictions, "<f4") if request.predictions else None
         with self._changed:
             self._check_leading(request.task)
             taken = self._book.take(
-                request.instance, request.batch, gradients, is_last=request.last, loss=request.loss
+                request.instance,
+                request.batch,
+                gradients,
+                is_last=request.last,
+                loss=request.loss,
+                predictions=predictions,
             )
             self._changed.notify_all()
         return sync_pb2.ContributeResponse(taken=taken)
@@ -310,19 +317,35 @@ class FollowedTask:
             return None
         return step.batch, Piece(step.first_record, step.record_count)
 
-    def contribute(self, batch: int, gradients: Sequence[Gradient], loss: float) -> bool:
+    def contribute(
+        self,
+        batch: int,
+        gradients: Sequence[Gradient],
+        loss: float,
+        predictions: NDArray[Any] | None = None,
+    ) -> bool:
         """Send the gradients of this worker's piece; return whether they were wanted.
+
+        Args:
+            batch: Number of the batch.
+            gradients: Of the piece.
+            loss: Mean over it.
+            predictions: What the model answered. It is told if it is one number for each record.
 
         Raises:
             NotLeading, ServerUnavailable, DeadlineExceeded: The leader is gone or no longer leads.
         """
         taken = True
         messages = list(parts_of(gradients))
+        answers = b""
+        if predictions is not None and predictions.size == len(predictions):
+            answers = predictions.astype("<f4").tobytes()
         with rpc.mapped_errors(self._address):
             for number, part in enumerate(messages):
+                is_last = number == len(messages) - 1
                 request = sync_pb2.ContributeRequest(
                     task=self._task, instance=self._instance, batch=batch, gradients=part,
-                    last=number == len(messages) - 1, loss=loss,
+                    last=is_last, loss=loss, predictions=answers if is_last else b"",
                 )  # fmt: skip
                 taken = self._stub.Contribute(request, timeout=self._timeout_s).taken
                 if not taken:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
 
 from backstay.errors import LimitExceeded
 from backstay.trainer.modes.gathering import Gradient, Piece, cut
@@ -30,12 +33,14 @@ class Contribution:
         gradients: So far.
         is_whole: Whether that is all.
         loss: Mean over the piece.
+        predictions: What the model answered, first axis the records; None: it was not told.
     """
 
     piece: Piece
     gradients: list[Gradient] = field(default_factory=list)
     is_whole: bool = False
     loss: float = 0.0
+    predictions: NDArray[Any] | None = None
 
 
 class StepBook:
@@ -84,6 +89,7 @@ class StepBook:
         *,
         is_last: bool,
         loss: float,
+        predictions: NDArray[Any] | None = None,
     ) -> bool:
         """Take a part of a piece; return whether it is wanted."""
         contribution = self._contributions.get(follower)
@@ -93,6 +99,7 @@ class StepBook:
         contribution.gradients.extend(gradients)
         contribution.is_whole = is_last
         contribution.loss = loss
+        contribution.predictions = predictions
         return True
 
     @property

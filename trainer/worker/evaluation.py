@@ -17,7 +17,35 @@ from backstay.errors import ConfigError
 from backstay.job.messages import EvaluationOutputs
 from backstay.job.metrics import Metric, compute
 
-__all__ = ["Outputs"]
+__all__ = ["Outputs", "labels_of"]
+
+
+def labels_of(labels: Any, shape: tuple[int, ...], what: str) -> NDArray[Any]:
+    """Return labels as one array [n].
+
+    Args:
+        labels: As the user's ``feed`` returned them.
+        shape: Of the predictions, [n] or [n, ...].
+        what: What they are for, for the message.
+
+    Raises:
+        ConfigError: They are not one array with a number for each prediction.
+    """
+    if hasattr(labels, "numpy"):
+        labels = labels.numpy()
+    if isinstance(labels, dict | tuple):
+        raise ConfigError(
+            f"labels are a {type(labels).__name__}: {what}, feed must return them as one array"
+        )
+    array = np.asarray(labels)
+    if array.ndim > 1 and array.size == len(array):
+        array = array.reshape(-1)
+    if array.shape != shape[:1]:
+        raise ConfigError(
+            f"labels have the shape {array.shape}, predictions {shape}: one label for each "
+            "prediction is needed"
+        )
+    return array
 
 
 class Outputs:
@@ -33,21 +61,7 @@ class Outputs:
         Raises:
             ConfigError: The labels are not one array with a number for each prediction.
         """
-        if hasattr(labels, "numpy"):
-            labels = labels.numpy()
-        if isinstance(labels, dict | tuple):
-            raise ConfigError(
-                f"labels are a {type(labels).__name__}: to be evaluated, feed must return them as "
-                "one array"
-            )
-        array = np.asarray(labels)
-        if array.ndim > 1 and array.size == len(array):
-            array = array.reshape(-1)
-        if array.shape != (len(predictions),):
-            raise ConfigError(
-                f"labels have the shape {array.shape}, predictions {predictions.shape}: one label "
-                "for each prediction is needed"
-            )
+        array = labels_of(labels, predictions.shape, "to be evaluated")
         if predictions.ndim > 1 and predictions.size == len(predictions):
             predictions = predictions.reshape(-1)
         self._predictions.append(predictions)

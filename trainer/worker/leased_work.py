@@ -9,11 +9,15 @@ from __future__ import annotations
 import threading
 
 from backstay.errors import TaskLeaseLost
-from backstay.job.messages import Task
+from backstay.job.messages import Acknowledged, Task
 from backstay.trainer.task_stream import TaskStream
+from backstay.trainer.worker.scoring import AttemptScores
 from backstay.trainer.worker.task_feed import TaskFeed
 
 __all__ = ["LeasedWork"]
+
+# More than a task has.
+BATCHES_MAX = 2**62
 
 
 class LeasedWork:
@@ -26,14 +30,20 @@ class LeasedWork:
         incarnation: Those of the connection that it was asked for: see ``Connection``.
         examples: Records that this attempt has trained on.
         batches: Batches that this attempt has trained on.
+        scores: Of what was predicted before that; None: the job has no progressive metrics.
     """
 
     def __init__(
-        self, task: Task, batches_per_push: int = 1, incarnation: tuple[int, int] = (0, 0)
+        self,
+        task: Task,
+        batches_per_push: int = 1,
+        incarnation: tuple[int, int] = (0, 0),
+        scores: AttemptScores | None = None,
     ) -> None:
         self.task = task
         self.batches_per_push = batches_per_push
         self.incarnation = incarnation
+        self.scores = scores
         self.feed: TaskFeed | None = None
         self.examples = 0
         self.batches = 0
@@ -82,6 +92,16 @@ class LeasedWork:
             return self.task.first_batch
         # The last push of a task may be of fewer batches.
         return min(stream.acknowledged * self.batches_per_push, batches)
+
+    def told(self) -> Acknowledged:
+        """Return how far this attempt is as the job master is told: no further than its scores."""
+        if self.scores is None:
+            return Acknowledged(self.acknowledged)
+        return Acknowledged(*self.scores.up_to(self.acknowledged))
+
+    def all_scores(self) -> bytes:
+        """Return the packed scores of all batches of this attempt, once it has done the task."""
+        return b"" if self.scores is None else self.scores.up_to(BATCHES_MAX)[1]
 
     def check(self) -> None:
         """Go on only with a lease.

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backstay.cluster.upkeep import EndedPass, end_pass, keeps_rows_of, unseen_seconds
+from backstay.cluster.upkeep import EndedPass, end_pass, keeps_rows_of
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Reader, open_reader
+from backstay.data.opening import open_stream
 from backstay.errors import BackstayError, ConfigError, DataUnavailable, JobError, NonFiniteLoss
 from backstay.job.callbacks import Callbacks, Evaluation, TaskReport
 from backstay.job.model_definition import (
@@ -40,16 +42,22 @@ from backstay.job_spec import JobSpec
 from backstay.schedule.evaluation import TaskOutputs
 from backstay.schedule.orders import record_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
-from backstay.schedule.task_table import cut_data
+from backstay.schedule.task_table import TaskTable, cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.other_tasks import OtherTasks, save
-from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
+from backstay.trainer.worker.scoring import AttemptScores, Scorer
+from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange, groups_by
+
+if TYPE_CHECKING:
+    from backstay.data.source import Source
 
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 
 REPORT_S = 0.3
+# Between two questions of what has come of data without an end.
+ASK_S = 1.0
 # Folder in the log folder, for a model that cannot be saved to the job's output.
 SPARE_FOLDER = "model-not-in-output"
 # The only worker.
@@ -75,6 +83,8 @@ class LocalProgress:
         loss: Mean over the batches since the last report; None if there was none.
         seconds: Since the beginning.
         record: Where the job stands, as its engine has it.
+        lag_records: Of training data without an end: records that are there and not done; None: not
+            known.
     """
 
     round: RoundId
@@ -84,6 +94,7 @@ class LocalProgress:
     loss: float | None
     seconds: float
     record: JobStateRecord
+    lag_records: int | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -150,6 +161,9 @@ class LocalRun:
         session_factory: Opens a session, with servers behind it, when a layer asks for one; None:
             such layers are refused.
         report: Called about three times a second while it runs, and after each evaluation.
+
+    Raises:
+        ConfigError: The job has progressive metrics, and it is not known what the model answers.
     """
 
     def __init__(
@@ -166,11 +180,17 @@ class LocalRun:
         self._report = report
         self._stop = threading.Event()
         self._others = OtherTasks(definition, spec, "local")
+        self._scorer: Scorer | None = None
+        if spec.progressive is not None:
+            self._scorer = Scorer(spec.progressive, definition.metrics)
         self._readers: dict[str, Reader] = {}
         self._records_done: Counter[RoundId] = Counter()
         self._examples = self._predictions = 0
         self._losses: list[float] = []
         self._begin_s = self._reported_s = 0.0
+        self._source: Source | None = None
+        self._source_trouble = ""
+        self._ask_s = 0.0
         self._job: JobEngine
         self._program: Program
         self._callbacks: Callbacks
@@ -218,7 +238,7 @@ class LocalRun:
 
     def _run(self) -> None:
         spec = self._spec
-        tables = {name: cut_data(name, self._reader(name).shards(), spec) for name in spec.data}
+        tables = {name: self._table(name) for name in spec.data}
         identity = JobSpecRecord(WORKER, time.time_ns() // 1_000_000, spec.to_json())
         self._job = job = JobEngine(
             new_job(spec, tables, identity), JobKeys(spec.name), MemoryRecords(), time.monotonic
@@ -226,10 +246,14 @@ class LocalRun:
         job.keep_rows(time.time)
         self._advance()
         while not job.is_over:
+            self._look_for_records()
             given = job.assign(WORKER)
-            # With one worker, every open round has a task to do.
-            assert given is not None
-            self._do(given)
+            if given is not None:
+                self._do(given)
+            else:
+                # With one worker, every other open round has a task to do.
+                assert spec.is_stream
+                self._stop.wait(ASK_S)
             self._end_if_told()
             # Metrics and callbacks of an evaluation take time, in which it may be told to stop.
             self._advance()
@@ -237,6 +261,36 @@ class LocalRun:
         if job.state.state == "stopped":
             with self._saved_somewhere():
                 self._others.save_model(self._program)
+
+    def _table(self, name: str) -> TaskTable:
+        """Return the tasks of one of the job's data; none if these have no end."""
+        spec = self._spec
+        if spec.is_stream and name == "training":
+            return TaskTable((), (), spec.records_per_task)
+        return cut_data(name, self._reader(name).shards(), spec)
+
+    def _look_for_records(self) -> None:
+        """Take what has come of training data without an end; asks at most once a second.
+
+        Raises:
+            DataUnavailable: Their source does not answer.
+            ConfigError: An option is wrong.
+        """
+        job, training = self._job, self._spec.training
+        if not self._spec.is_stream or training is None or time.monotonic() < self._ask_s:
+            return
+        self._ask_s = time.monotonic() + ASK_S
+        if self._source is None:
+            self._source = open_stream(training)
+        if job.wants_start:
+            job.begin_stream(self._source.start())
+        look = self._source.look(job.stream.positions)
+        if look.trouble != self._source_trouble:
+            self._source_trouble = look.trouble
+            log.warning("%s", look.trouble or "the training data are as they should be again")
+        planned = job.plan_take(look.ends, time.time(), look.folders)
+        if planned is not None:
+            job.take(planned)
 
     @contextmanager
     def _saved_somewhere(self) -> Iterator[None]:
@@ -280,8 +334,8 @@ class LocalRun:
         session, done = opened_session(), EndedPass(0, False)
         if session is not None:
             specs = keeps_rows_of(session.job, session.client.tables())
-            seconds = unseen_seconds(due.unseen_since_s, time.time())
-            done = end_pass(session.client, specs, period=due.period, unseen_seconds=seconds)
+            since_s = due.unseen_since_s
+            done = end_pass(session.client, specs, period=due.period, unseen_since_s=since_s)
         self._job.note_upkeep(due, expired=done.expired, changed=done.changed)
         if done.lacks:
             log.warning("%s", done.lacks)
@@ -291,13 +345,16 @@ class LocalRun:
         job, opened, lease = self._job, given.round, given.lease
         kind, count = opened.id.kind, opened.table[lease.task].count
         outputs, damaged, is_whole = None, 0, True
+        scores: AttemptScores | None = None
         if kind is RoundKind.TRAIN_END:
             with self._saved_somewhere():
                 self._others.end_training(self._program, self._callbacks)
         else:
             with self._feed(opened, lease.task) as feed:
                 if kind is RoundKind.TRAINING:
-                    lease, is_whole = self._train(opened, lease, feed)
+                    if self._scorer is not None:
+                        scores = self._scorer.begin(0, job.scored_values)
+                    lease, is_whole = self._train(opened, lease, feed, scores)
                 elif kind is RoundKind.EVALUATION:
                     outputs = self._others.evaluate(feed, self._program, lambda: None)
                 else:
@@ -321,6 +378,7 @@ class LocalRun:
             damaged=damaged,
             outputs=brought,
             metrics=metrics,
+            scores=None if scores is None else scores.all(),
         )
         if kind is RoundKind.TRAINING:
             # No server has a stream of it.
@@ -334,7 +392,7 @@ class LocalRun:
         return TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values), seen.metrics
 
     def _train(
-        self, opened: OpenRound, lease: LeasedTask, feed: TaskFeed
+        self, opened: OpenRound, lease: LeasedTask, feed: TaskFeed, scores: AttemptScores | None
     ) -> tuple[LeasedTask, bool]:
         """Train a task's batches; fewer, if told to stop or if these were the job's last steps.
 
@@ -348,7 +406,9 @@ class LocalRun:
         examples, is_whole = 0, True
         for fed in feed:
             self._callbacks.batch_begins(job.schedule.steps)
-            loss, _ = self._program.train_batch(fed.features, fed.labels)
+            loss, predictions = self._program.train_batch(fed.features, fed.labels)
+            if scores is not None and self._scorer is not None:
+                scores.add(self._scorer.of(predictions, fed.labels, fed.groups))
             losses.append(loss)
             self._losses.append(loss)
             examples += len(fed.places)
@@ -369,7 +429,9 @@ class LocalRun:
         """Return the reader of one of the job's data; opened once."""
         if name not in self._readers:
             data = self._spec.data[name]
-            self._readers[name] = open_reader(data, module=self._definition.module)
+            self._readers[name] = open_reader(
+                data, module=self._definition.module, grows=self._spec.grows(name)
+            )
         return self._readers[name]
 
     @contextmanager
@@ -391,6 +453,7 @@ class LocalRun:
             TaskRange(records.shard, records.start, records.count, seed),
             batch_size=self._spec.batch_size,
             bad_records_max=self._job.damaged_left(opened.id, task),
+            groups_by=groups_by(self._spec, MODES[kind]),
         )
         try:
             with feed:
@@ -428,5 +491,6 @@ class LocalRun:
                 float(np.mean(losses)) if losses else None,
                 now_s - self._begin_s,
                 self._job.record(),
+                None if self._job.stream.lag is None else self._job.stream.lag.records,
             )
         )

@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from backstay.errors import (
 from backstay.job.calls import ATTEMPT_S, CallStream, JobCalls, JobIsOver
 from backstay.job.messages import (
     TASK_KINDS,
+    Acknowledged,
     BadRecordsMet,
     Ended,
     EvaluationOutputs,
@@ -68,6 +69,7 @@ log = logging.getLogger(__name__)
 class _Leased:
     task: Task
     leased: LeaseHolder | None
+    told: Callable[[], Acknowledged] | None
     # Its completion is being reported, so the lease no longer matters.
     ending: bool = False
 
@@ -225,6 +227,7 @@ class MasterLink:
             leader=answer.task.leader,
             evaluation=evaluation_of_message(answer.task),
             training=frozenset(answer.task.training),
+            scored_values=tuple(answer.task.scored_values),
         )
 
     def streams_to_close(self, incarnation: tuple[int, int] | None = None) -> list[tuple[int, int]]:
@@ -243,10 +246,21 @@ class MasterLink:
         with self._lock:
             self._closed_streams.append((pass_number, task))
 
-    def lease(self, task: Task, leased: LeaseHolder | None = None) -> None:
-        """Have the lease renewed; ``leased`` hears of it until the task ends in any way."""
+    def lease(
+        self,
+        task: Task,
+        leased: LeaseHolder | None = None,
+        told: Callable[[], Acknowledged] | None = None,
+    ) -> None:
+        """Have the lease renewed; ``leased`` hears of it until the task ends in any way.
+
+        Args:
+            task: The task.
+            leased: Who hears of it.
+            told: Returns how far the task is, with what was predicted; default: ``leased`` knows.
+        """
         with self._lock:
-            self._leases[key_of(task)] = _Leased(task, leased)
+            self._leases[key_of(task)] = _Leased(task, leased, told)
         if leased is not None:
             leased.lease_until(task.leased_until)
 
@@ -259,6 +273,7 @@ class MasterLink:
         loss: float | None = None,
         outputs: EvaluationOutputs | None = None,
         bad_record_count: int = 0,
+        scores: bytes = b"",
     ) -> bool:
         """Tell that a task is done; returns when that is recorded.
 
@@ -269,6 +284,7 @@ class MasterLink:
             loss: Mean over those.
             outputs: Of an evaluation task.
             bad_record_count: Damaged records that were skipped.
+            scores: Progressive metrics: the packed scores of all batches of this attempt.
 
         Returns:
             Whether this made the task done; false: another worker was first, or the job ended
@@ -276,7 +292,7 @@ class MasterLink:
         """
         request = job_pb2.CompleteRequest(
             worker=self._who,
-            lease=lease_message(task, batches),
+            lease=lease_message(task, batches, scores),
             batches=batches,
             examples=examples,
             loss=loss,
@@ -306,12 +322,14 @@ class MasterLink:
             self._let_go(task)
         return answer.first
 
-    def give_back(self, task: Task, *, acknowledged_batches: int, reason: str) -> None:
-        """Return a task that others can go on with."""
+    def give_back(
+        self, task: Task, *, acknowledged_batches: int, reason: str, scores: bytes = b""
+    ) -> None:
+        """Return a task that others can go on with; ``scores`` as ``Acknowledged`` has them."""
         self._let_go(task)
         request = job_pb2.GiveBackRequest(
             worker=self._who,
-            lease=lease_message(task, acknowledged_batches),
+            lease=lease_message(task, acknowledged_batches, scores),
             reason=reason[:ERROR_CHARACTERS_MAX],
         )
         self._calls.call(lambda stub, timeout: stub.GiveBack(request, timeout=timeout))
@@ -324,6 +342,7 @@ class MasterLink:
         acknowledged_batches: int = 0,
         records: Sequence[int] = (),
         bad_records: BadRecordsMet = NO_BAD_RECORDS,
+        scores: bytes = b"",
     ) -> bool:
         """Tell that a task failed by user code or data; returns whether it is dead-lettered now.
 
@@ -333,11 +352,12 @@ class MasterLink:
             acknowledged_batches: Batches of it that are acknowledged everywhere.
             records: Positions within the task of the records concerned, as far as known.
             bad_records: Damaged ones that were met; more than the job allows end it.
+            scores: As ``Acknowledged`` has them.
         """
         self._let_go(task)
         request = job_pb2.FailRequest(
             worker=self._who,
-            lease=lease_message(task, acknowledged_batches),
+            lease=lease_message(task, acknowledged_batches, scores),
             error=error[-ERROR_CHARACTERS_MAX:],
             records=records,
             bad_records=bad_record_messages(bad_records.first),
@@ -442,8 +462,8 @@ class MasterLink:
             leased = dict(self._leases)
         request.resident_bytes = _resident_bytes()
         for one in leased.values():
-            acknowledged = one.task.first_batch if one.leased is None else one.leased.acknowledged
-            request.leases.append(lease_message(one.task, acknowledged))
+            told = _acknowledged(one)
+            request.leases.append(lease_message(one.task, told.batches, told.scores))
         self.peers.tell(request)
         sent_s = asked_s = 0.0
 
@@ -484,6 +504,12 @@ class MasterLink:
         for one in leased:
             if one.leased is not None:
                 one.leased.revoke()
+
+
+def _acknowledged(one: _Leased) -> Acknowledged:
+    if one.told is not None:
+        return one.told()
+    return Acknowledged(one.task.first_batch if one.leased is None else one.leased.acknowledged)
 
 
 def _resident_bytes() -> int:

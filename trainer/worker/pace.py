@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from backstay.errors import ConfigError
 from backstay.job.messages import Task
 from backstay.trainer.client import Client
@@ -65,9 +67,9 @@ class Pace:
             TaskLeaseLost: The task was revoked while this worker waited.
         """
 
-    def step(self, program: Program, fed: ReadyBatch) -> float:
-        """Compute a batch and step; return its loss."""
-        return program.train_batch(fed.features, fed.labels)[0]
+    def step(self, program: Program, fed: ReadyBatch) -> tuple[float, NDArray[Any] | None]:
+        """Compute a batch and step; return what ``Program.train_batch`` does."""
+        return program.train_batch(fed.features, fed.labels)
 
     def send(self) -> None:
         """Send what the batches since the last call have changed."""

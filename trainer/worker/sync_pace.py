@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
 from backstay.addresses import is_loopback, split_address
 from backstay.config import SecurityConfig
 from backstay.errors import (
@@ -30,10 +32,15 @@ from backstay.job_engine.stalls import clock_of_worker
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program
-from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, put_together
+from backstay.trainer.modes.gathering import (
+    GatheringClient,
+    Piece,
+    predictions_together,
+    put_together,
+)
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.pieces import piece_of
-from backstay.trainer.modes.step_book import Patience
+from backstay.trainer.modes.step_book import Contribution, Patience
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace
@@ -57,6 +64,7 @@ class SyncPace(Pace):
         link: Joined.
         security: Token and certificates.
         patience: How long followers' pieces are waited for.
+        tells_predictions: Whether a follower sends what the model answered, too.
 
     Raises:
         ListenError: The host cannot be listened on.
@@ -65,8 +73,15 @@ class SyncPace(Pace):
     overlaps_tasks = False
 
     def __init__(
-        self, host: str, link: MasterLink, security: SecurityConfig, patience: Patience
+        self,
+        host: str,
+        link: MasterLink,
+        security: SecurityConfig,
+        patience: Patience,
+        *,
+        tells_predictions: bool = False,
     ) -> None:
+        self._tells_predictions = tells_predictions
         self._link = link
         self._security = security
         self._patience = patience
@@ -95,8 +110,12 @@ class SyncPace(Pace):
         """Stop leading."""
         self._leader.end_task()
 
-    def step(self, program: Program, fed: ReadyBatch) -> float:
-        """Have all workers compute the batch, and push its gradient once."""
+    def step(self, program: Program, fed: ReadyBatch) -> tuple[float, NDArray[Any] | None]:
+        """Have all workers compute the batch, and push its gradient once.
+
+        Returns:
+            The loss, and what the model answered if that is one tensor and the job asks for it.
+        """
         assert self._client is not None
         assert self._gathering is not None
         # The step before must be in the values that this one computes on.
@@ -107,11 +126,14 @@ class SyncPace(Pace):
         own_s = time.monotonic() - begun_s
         with self._link.peers.waiting(self._leader.awaited):
             whole, left = self._leader.gather(self._patience.of(self._leader.partners, own_s))
-        parts += [(one.piece.count, one.gradients, one.loss) for one in whole]
+        parts += whole
         parts += [self._piece(program, fed, piece) for piece in left]
-        gradients = put_together([(count, gradients) for count, gradients, _ in parts])
+        gradients = put_together([(one.piece.count, one.gradients) for one in parts])
         self._gathering.push_all(gradients)
-        return sum(count * loss for count, _, loss in parts) / len(fed.places)
+        loss = sum(one.piece.count * one.loss for one in parts) / len(fed.places)
+        if not self._tells_predictions:
+            return loss, None
+        return loss, predictions_together([(one.piece, one.predictions) for one in parts])
 
     def follow(self, task: Task, program: Program, ways: Follower) -> int:
         """Take part in a task until its leader ends it, drops this worker or is gone."""
@@ -140,8 +162,9 @@ class SyncPace(Pace):
                 feed = ways.feed_from(number) if feed is None else feed
                 ways.begins()
                 program.synchronize()
-                _, gradients, loss = self._piece(program, _batch(feed, number), piece)
-                deliver = partial(followed.contribute, number, gradients, loss)
+                one = self._piece(program, _batch(feed, number), piece)
+                predictions = one.predictions if self._tells_predictions else None
+                deliver = partial(followed.contribute, number, one.gradients, one.loss, predictions)
                 if not _asked_of_leader(task, deliver):
                     break
                 done += 1
@@ -162,16 +185,14 @@ class SyncPace(Pace):
         """End the service."""
         self._leader.close()
 
-    def _piece(
-        self, program: Program, fed: ReadyBatch, piece: Piece
-    ) -> tuple[int, list[Gradient], float]:
-        """Compute a piece; return its records, gradients (not pushed) and mean loss."""
+    def _piece(self, program: Program, fed: ReadyBatch, piece: Piece) -> Contribution:
+        """Compute a piece; nothing is pushed."""
         assert self._gathering is not None
         self._gathering.take()
         features = piece_of(fed.features, piece, len(fed.places))
         labels = piece_of(fed.labels, piece, len(fed.places))
-        loss, _ = program.train_batch(features, labels)
-        return piece.count, self._gathering.take(), loss
+        loss, predictions = program.train_batch(features, labels)
+        return Contribution(piece, self._gathering.take(), True, loss, predictions)
 
 
 def pace_of(
@@ -213,7 +234,13 @@ def pace_of(
             f"token: must be set: sync mode listens on {host} for the other workers, and takes "
             "gradients from any caller that shows it"
         )
-    pace = SyncPace(host, link, security, Patience(spec.step_limit_s, spec.straggler_factor))
+    pace = SyncPace(
+        host,
+        link,
+        security,
+        Patience(spec.step_limit_s, spec.straggler_factor),
+        tells_predictions=spec.progressive is not None,
+    )
     link.lead_at(pace.address)
     return pace
 

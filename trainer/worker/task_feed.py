@@ -24,6 +24,7 @@ from backstay.job.model_definition import Mode, ModelDefinition
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.schedule.rounds import RoundKind, data_of
 from backstay.trainer.model.frameworks import split_feed
+from backstay.trainer.worker.scoring import Groups, groups_of
 
 __all__ = [
     "FeedFailed",
@@ -31,6 +32,7 @@ __all__ = [
     "TaskFeed",
     "TaskFeeds",
     "TaskRange",
+    "groups_by",
     "record_order",
     "with_following",
 ]
@@ -67,12 +69,14 @@ class ReadyBatch:
         places: The records' numbers among the good ones of the task, int64 [n].
         features: As ``feed`` returned them.
         labels: Likewise; None for predictions.
+        groups: The column whose values get figures of their own; None: there is none.
     """
 
     number: int
     places: NDArray[np.int64]
     features: Any
     labels: Any
+    groups: Groups | None = None
 
 
 class FeedFailed(Exception):
@@ -113,6 +117,7 @@ class TaskFeed:
         batch_size: Records in a batch; the last one may be short.
         first_batch: Those before it are not made.
         bad_records_max: How many damaged records may be skipped.
+        groups_by: The column whose values get figures of their own; empty: none.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class TaskFeed:
         batch_size: int,
         first_batch: int = 0,
         bad_records_max: int = 0,
+        groups_by: str = "",
     ) -> None:
         self.bad = BadRecords(bad_records_max)
         self.part = part
@@ -133,6 +139,7 @@ class TaskFeed:
         self._mode = mode
         self._batch_size = batch_size
         self._first = first_batch
+        self._groups_by = groups_by
         self._batches: int | None = None
         self._records = 0
         # Taken from the queue before its turn; of the thread that takes.
@@ -243,7 +250,8 @@ class TaskFeed:
             batch = records.take(places)
         fed = self._definition.feed(batch, self._mode, metadata)
         features, labels = split_feed(fed, self._mode)
-        return ReadyBatch(number, places, features, labels)
+        groups = groups_of(batch.column(self._groups_by)) if self._groups_by else None
+        return ReadyBatch(number, places, features, labels, groups)
 
     def _put(self, item: ReadyBatch | Exception | None) -> bool:
         """Wait for room; return False if no more is wanted."""
@@ -261,6 +269,13 @@ class TaskFeed:
                 self._ready.get_nowait()
         except queue.Empty:
             return
+
+
+def groups_by(spec: JobSpec, kind: str) -> str:
+    """Return the column whose values get figures of their own in tasks of a kind; empty: none."""
+    if spec.progressive is None or kind != "training":
+        return ""
+    return spec.progressive.by
 
 
 def with_following(feed: TaskFeed) -> Iterator[tuple[ReadyBatch, ReadyBatch | None]]:
@@ -311,9 +326,12 @@ class TaskFeeds:
             batch_size=spec.batch_size,
             first_batch=task.first_batch if first_batch is None else first_batch,
             bad_records_max=spec.max_bad_records,
+            groups_by=groups_by(spec, task.kind),
         )
 
     def _reader(self, kind: str, data: DataSpec) -> Reader:
         if kind not in self._readers:
-            self._readers[kind] = open_reader(data, module=self._definition.module)
+            self._readers[kind] = open_reader(
+                data, module=self._definition.module, grows=self._spec.grows(kind)
+            )
         return self._readers[kind]

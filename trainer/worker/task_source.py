@@ -15,6 +15,7 @@ from backstay.job.messages import Ended, Task, Wait
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import Pace
+from backstay.trainer.worker.scoring import Scorer
 from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeeds
 
 __all__ = ["Answer", "TaskSource"]
@@ -35,6 +36,7 @@ class TaskSource:
         feeds: Makes the batches of a task.
         pace: Of the job's mode.
         told: Makes a call until it is answered.
+        scorer: Of progressive metrics; None: the job has none.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class TaskSource:
         feeds: TaskFeeds,
         pace: Pace,
         told: Callable[[Callable[[], Task | Wait | Ended]], Task | Wait | Ended],
+        scorer: Scorer | None = None,
     ) -> None:
         self._link = link
         self._feeds = feeds
         self._pace = pace
         self._told = told
+        self._scorer = scorer
         self._thread = ThreadPoolExecutor(1, "backstay-ask")
         self._asked: deque[Future[Answer]] = deque()
 
@@ -96,8 +100,11 @@ class TaskSource:
         answer = self._told(lambda: self._link.get_task(incarnation))
         if not isinstance(answer, Task) or answer.leader:
             return answer
-        work = LeasedWork(answer, self._pace.batches_per_push, incarnation)
-        self._link.lease(answer, work)
+        scores = None
+        if self._scorer is not None and answer.kind == "training":
+            scores = self._scorer.begin(answer.first_batch, answer.scored_values)
+        work = LeasedWork(answer, self._pace.batches_per_push, incarnation, scores)
+        self._link.lease(answer, work, work.told)
         if answer.kind != "train_end":
             work.feed = self._feeds.of(answer)
         return work

@@ -22,6 +22,7 @@ from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
+    DataUnavailable,
     JobRefused,
     NotMaster,
     StateLost,
@@ -35,6 +36,7 @@ from backstay.job.callbacks import Callbacks, TaskReport
 from backstay.job.messages import Ended, EvaluationOutputs, JobTerms, Task, Wait
 from backstay.job.model_definition import ModelDefinition, load
 from backstay.job_spec import JobSpec
+from backstay.schedule.takes import part_and_offset
 from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.connection import Connection, connect
 from backstay.trainer.worker.figures import Figures
@@ -42,6 +44,7 @@ from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.pace import Follower, Pace
+from backstay.trainer.worker.scoring import Scorer
 from backstay.trainer.worker.sync_pace import pace_of
 from backstay.trainer.worker.task_ends import (
     ENDING_MAX,
@@ -50,7 +53,13 @@ from backstay.trainer.worker.task_ends import (
     bad_records_of,
     failure_report,
 )
-from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed, TaskFeeds, with_following
+from backstay.trainer.worker.task_feed import (
+    FeedFailed,
+    ReadyBatch,
+    TaskFeed,
+    TaskFeeds,
+    with_following,
+)
 from backstay.trainer.worker.task_source import TaskSource
 
 __all__ = ["Worker"]
@@ -131,6 +140,7 @@ class Worker:
         self._definition: ModelDefinition
         self._callbacks: Callbacks
         self._pace = Pace()
+        self._scorer: Scorer | None = None
         self._feeds: TaskFeeds
         self._connection: Connection | None = None
         self._other_incarnation = False
@@ -165,7 +175,9 @@ class Worker:
                 self._spec, self._link, self._endpoints, config, self._told_to_stop
             )
             self._feeds = TaskFeeds(self._spec, self._definition)
-            self._source = TaskSource(self._link, self._feeds, self._pace, self._told)
+            if self._spec.progressive is not None:
+                self._scorer = Scorer(self._spec.progressive, self._definition.metrics)
+            self._source = TaskSource(self._link, self._feeds, self._pace, self._told, self._scorer)
             self._others = OtherTasks(self._definition, self._spec, self._id)
             self._callbacks = Callbacks(
                 self._definition.make_callbacks(),
@@ -287,14 +299,22 @@ class Worker:
             _LOG.warning("%s: the servers have lost state or were restored: %s", work, error)
             self._give_back(work, str(error))
             self._disconnect()
-        elif isinstance(error, PASSING):
-            _LOG.warning("%s: given back: %s", work, error)
+        elif (passing := self._passing(error)) is not None:
+            _LOG.warning("%s: given back: %s", work, passing)
             self._abandon()
-            self._give_back(work, str(error))
+            self._give_back(work, str(passing))
             self._back_off()
         else:
             self._abandon()
             self._fail(work, error)
+
+    def _passing(self, error: Exception) -> BaseException | None:
+        """Return what is wrong if another attempt will do; None: it may not."""
+        if isinstance(error, PASSING):
+            return error
+        # The source of data without an end will be back, and then others can read them.
+        is_away = isinstance(error, FeedFailed) and isinstance(error.__cause__, DataUnavailable)
+        return error.__cause__ if is_away and self._spec.is_stream else None
 
     def _train(self, work: LeasedWork, connection: Connection) -> None:
         task, feed = work.task, work.feed
@@ -396,6 +416,7 @@ class Worker:
                 loss=loss,
                 outputs=outputs,
                 bad_record_count=0 if feed is None else feed.bad.count,
+                scores=work.all_scores(),
             )
         )
 
@@ -427,13 +448,24 @@ class Worker:
                     self._pace.send()
                     if connection.counter is not None:
                         task, places = work.task, np.concatenate(unsent)
-                        connection.counter.count(task.shard, task.start, places)
+                        shard, start = self._counted_as(task)
+                        connection.counter.count(shard, start, places)
                     unsent = []
                 if self._told_to_stop():
                     if unsent:  # leaving by an error, these do not count as ended
                         raise Stopped
                     break
         return losses
+
+    def _counted_as(self, task: Task) -> tuple[str, int]:
+        """Return the shard and the first record under which an audit counts a task.
+
+        Of data without an end an offset is one record, whichever take it is in.
+        """
+        if not self._spec.is_stream:
+            return task.shard, task.start
+        part, first = part_and_offset(task.shard)
+        return part, first + task.start
 
     def _train_batch(
         self,
@@ -448,7 +480,9 @@ class Worker:
         if following is not None:
             connection.program.prefetch(following.features)
         try:
-            loss = self._pace.step(connection.program, fed)
+            loss, predictions = self._pace.step(connection.program, fed)
+            if self._scorer is not None and work.scores is not None:
+                work.scores.add(self._scorer.of(predictions, fed.labels, fed.groups))
         except TaskLeaseLost:
             raise
         except Exception as error:
@@ -463,10 +497,10 @@ class Worker:
     # -- how a task ends ------------------------------------------------------------------
 
     def _give_back(self, work: LeasedWork, reason: str) -> None:
-        acknowledged = work.acknowledged
+        told = work.told()
         self._told(
             lambda: self._link.give_back(
-                work.task, acknowledged_batches=acknowledged, reason=reason
+                work.task, acknowledged_batches=told.batches, reason=reason, scores=told.scores
             )
         )
 
@@ -475,10 +509,15 @@ class Worker:
         _LOG.error("%s failed: %s", work, text)
         # What was acknowledged before stays acknowledged: the next attempt skips it on the servers.
         bad = bad_records_of(work.feed)
-        acknowledged = work.acknowledged
+        told = work.told()
         self._told(
             lambda: self._link.fail(
-                work.task, text, acknowledged_batches=acknowledged, records=places, bad_records=bad
+                work.task,
+                text,
+                acknowledged_batches=told.batches,
+                records=places,
+                bad_records=bad,
+                scores=told.scores,
             )
         )
 

@@ -642,7 +642,9 @@ impl Engine {
             for StagedRun { run, .. } in places {
                 let companion = companion.as_deref_mut();
                 let time = self.slots[(run.slot - first_slot) as usize].time;
-                gone.evicted += table.evict(run.slot, stamp.share, time, companion);
+                let (rows, counters) = table.evict(run.slot, stamp, time, companion);
+                gone.evicted += rows;
+                gone.evicted_counters += counters;
             }
         }
         Ok(gone)
@@ -690,6 +692,17 @@ impl Engine {
         let companion = table.companion().and_then(|id| self.tables.get(&id));
         let counters = companion.map_or(0, Table::allocated_bytes);
         (table.allocated_bytes(), counters)
+    }
+
+    /// Rows of a table in a slot, and counters of keys without a row; of a filter no count.
+    pub fn rows_and_counters(&self, table: u64, slot: u32) -> (usize, usize) {
+        let Some(table) = self.tables.get(&table) else {
+            return (0, 0);
+        };
+        let companion = table.companion().and_then(|id| self.tables.get(&id));
+        let counted = companion.filter(|one| !one.is_filter());
+        let counters = counted.map_or(0, |one| one.rows_in(slot));
+        (table.rows_in(slot), counters)
     }
 
     /// Bytes that a table with a capacity can give up in a slot at most, while memory is short.

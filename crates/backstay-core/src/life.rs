@@ -169,7 +169,7 @@ impl Statistics {
     }
 }
 
-/// Paddle's `CtrCommonAccessor` has it so.
+/// Source: the score of Paddle's `CtrCommonAccessor`.
 pub fn score(show: f32, click: f32, rule: &ShowClick) -> f64 {
     let (show, click) = (f64::from(show), f64::from(click));
     rule.nonclick_coefficient * (show - click) + rule.click_coefficient * click
@@ -432,6 +432,8 @@ pub struct Gone {
     pub counters: u64,
     /// Rows that went for want of room.
     pub evicted: u64,
+    /// Counters of keys without a row that went for want of room.
+    pub evicted_counters: u64,
     /// Keys of a push that got no row.
     pub not_admitted: u64,
     /// How stale its gradients were.
@@ -462,6 +464,7 @@ impl AddAssign for Gone {
         self.norm += other.norm;
         self.counters += other.counters;
         self.evicted += other.evicted;
+        self.evicted_counters += other.evicted_counters;
         self.not_admitted += other.not_admitted;
         self.stale += other.stale;
     }

@@ -17,8 +17,8 @@ pub(crate) fn told_elements(row_elements: usize) -> usize {
     row_elements + 1
 }
 
-/// The mark of a row's state that begins with a transaction: the same on every replica, of another
-/// transaction another one, and never 0, which is of no row. A whole number, so that it travels as
+/// The mark of a row's state that begins with a transaction: equal on every replica, different for
+/// another transaction, and never 0, which means no row. A whole number, so that it travels as
 /// any weight does.
 pub(crate) fn birth(id: TransactionId) -> f32 {
     let stream = id.stream;

@@ -211,6 +211,8 @@ pub struct Stamp {
     pub time: u32,
     /// Rows that the table may have in a slot; 0: no limit.
     pub share: u32,
+    /// Counters of keys without a row that it may have there, if `share` is a limit.
+    pub counters: u32,
 }
 
 /// The rows of one slot in a transaction: `start..end` of its keys.
@@ -334,9 +336,11 @@ impl Transaction {
             return;
         };
         let share = spec.share(space.count()).unwrap_or(0);
+        let share = u32::try_from(share).unwrap_or(u32::MAX);
         self.stamp = Stamp {
             time,
-            share: u32::try_from(share).unwrap_or(u32::MAX),
+            share,
+            counters: share,
         };
         match &mut self.change {
             Change::Expire(thresholds) if thresholds.is_empty() => {

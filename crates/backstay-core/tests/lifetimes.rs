@@ -305,14 +305,15 @@ impl Model {
         }
     }
 
-    fn evict(&mut self, spec: &TableSpec, keys: &[u64]) -> u64 {
+    /// What goes for want of room.
+    fn evict(&mut self, spec: &TableSpec, keys: &[u64]) -> Gone {
         let lifetime = spec.lifetime.as_ref().unwrap();
         let Some(capacity) = lifetime.capacity else {
-            return 0;
+            return Gone::default();
         };
         let share = spec.share(SLOTS).unwrap() as usize;
         let slots: BTreeSet<u32> = keys.iter().map(|&key| space().slot_of(key)).collect();
-        let mut evicted = 0;
+        let mut evicted = Gone::default();
         for slot in slots {
             for is_row in [false, true] {
                 let held = if is_row {
@@ -337,7 +338,11 @@ impl Model {
                     for (_, key) in &ranked[..gone] {
                         held.remove(key);
                     }
-                    evicted += if is_row { gone as u64 } else { 0 };
+                    *if is_row {
+                        &mut evicted.evicted
+                    } else {
+                        &mut evicted.evicted_counters
+                    } += gone as u64;
                 }
             }
         }
@@ -516,10 +521,7 @@ impl World {
             self.model.counted.remove(&key);
             self.model.rows.insert(key, row);
         }
-        let wanted = Gone {
-            evicted: self.model.evict(&self.spec, keys),
-            ..Gone::default()
-        };
+        let wanted = self.model.evict(&self.spec, keys);
         self.apply(&made, wanted);
     }
 
@@ -596,13 +598,7 @@ impl World {
         self.model
             .push(&self.lifetime, made.id, self.time as u32, &tells);
         let evicted = self.model.evict(&self.spec, &sorted);
-        self.apply(
-            &made,
-            Gone {
-                evicted,
-                ..Gone::default()
-            },
-        );
+        self.apply(&made, evicted);
     }
 
     /// The rows come in another order than they lie in at the master.

@@ -440,6 +440,7 @@ fn a_prepare_carries_the_stamp_of_its_master_and_what_it_is_to_do() {
         sent.stamp = Stamp {
             time: u32::MAX - 1,
             share: 77,
+            counters: 78,
         };
         let message = Message::Prepare {
             number: 1,

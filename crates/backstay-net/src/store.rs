@@ -32,7 +32,7 @@ use parking_lot::RwLock;
 
 use crate::clock::WallClock;
 use crate::memory::{Memory, Part};
-pub(crate) use relief::{retry_later, ShortOf};
+pub(crate) use relief::{retry_later, Shares, ShortOf};
 use relief::{GivingSlots, Relief};
 use room::NoRoom;
 

@@ -53,6 +53,13 @@ fn canonical_table(py: Python<'_>, spec_json: &str) -> PyResult<String> {
     Ok(table_spec(py, spec_json)?.canonical_json())
 }
 
+/// Refuse a description that a cluster with so many slots cannot have.
+#[pyfunction]
+fn check_table(py: Python<'_>, spec_json: &str, slot_count: u32) -> PyResult<()> {
+    let fits = table_spec(py, spec_json)?.check_slots(slot_count);
+    fits.map_err(|error| config_error(py, &error.to_string()))
+}
+
 /// The first description with the settings of the second, as far as a table can take them over.
 #[pyfunction]
 fn table_with_settings(py: Python<'_>, present_json: &str, wanted_json: &str) -> PyResult<String> {
@@ -131,6 +138,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(table_id, module)?)?;
     module.add_function(wrap_pyfunction!(slots_of, module)?)?;
     module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
+    module.add_function(wrap_pyfunction!(check_table, module)?)?;
     module.add_function(wrap_pyfunction!(table_with_settings, module)?)?;
     module.add_function(wrap_pyfunction!(initial_rows, module)?)?;
     module.add_function(wrap_pyfunction!(row_scores, module)?)?;

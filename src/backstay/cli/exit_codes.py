@@ -37,7 +37,7 @@ EXIT_CODES = {
     ),
     EXIT_NEVER_REACHED: "no server answered within `first_contact_timeout_ms`; nothing was begun",
     EXIT_UNSAVED: "all tasks are done, but the last checkpoint could not be written",
-    EXIT_STOPPED: "stopped by Ctrl-C or `backstay jobs stop`; the same command goes on",
+    EXIT_STOPPED: ("stopped by Ctrl-C, `backstay jobs stop` or an alert; the same command goes on"),
 }
 JOBS_EXIT_CODES = {
     0: "it was done, or shown",

@@ -331,16 +331,24 @@ def scale(options: ClusterOptions, job: str, workers: int, as_json: bool) -> Non
 @json_option()
 @click.option("--reason", default="jobs stop", metavar="TEXT", help="Reason to show with the job.")
 @click.option("--discard", is_flag=True, help="End the job for good: no command can continue it.")
+@click.option("--now", is_flag=True, help="Do not wait for what a job with periods has taken.")
 @job_argument
 @click.pass_obj
-def stop(options: ClusterOptions, job: str, reason: str, discard: bool, as_json: bool) -> None:
-    """Stop JOB in good order; the same `backstay train` goes on with it later."""
+def stop(
+    options: ClusterOptions, job: str, reason: str, discard: bool, now: bool, as_json: bool
+) -> None:
+    """Stop JOB in good order; the same `backstay train` goes on with it later.
+
+    A job with periods takes nothing more, and stops when what it has taken is done.
+    """
     with _asking(options, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
-        master.stop(reason, keep_state=not discard)
+        when_done = not (now or discard)
+        left = master.stop(reason, keep_state=not discard, when_done=when_done)
     if as_json:
-        print_json({"job": job, "stopping": True})
+        print_json({"job": job, "stopping": True, "records_left": left})
     else:
-        click.echo(f"{job}: stopping")
+        after = f" after {left:,} records that it has taken (--now: at once)" if left else ""
+        click.echo(f"{job}: stopping{after}")
 
 
 @jobs.command(

@@ -51,6 +51,7 @@ def objects_of(spec: JobSpec, run: str = "", owner: Owner | None = None) -> JobO
     Raises:
         ConfigError: The job cannot run on Kubernetes as it is.
     """
+    _refuse_hooks_of_passes(spec)
     if spec.hooks.before or spec.hooks.after:
         raise ConfigError(
             "hooks: on Kubernetes only a job with a schedule runs them; leave them out"
@@ -71,6 +72,7 @@ def schedule_of(spec: JobSpec) -> ScheduleObjects:
     Raises:
         ConfigError: The job cannot run on Kubernetes as it is.
     """
+    _refuse_hooks_of_passes(spec)
     files, chosen = _carried(spec), chosen_servers(spec, os.environ)
     if chosen.local:
         # Each run makes them; what is wrong with them is said now.
@@ -78,6 +80,13 @@ def schedule_of(spec: JobSpec) -> ScheduleObjects:
         return schedule_objects(spec_in_pods(spec, local=chosen.local), files)
     check_no_servers(spec)
     return schedule_objects(spec_in_pods(spec, chosen.endpoints), files)
+
+
+def _refuse_hooks_of_passes(spec: JobSpec) -> None:
+    if spec.hooks.each_pass:
+        raise ConfigError(
+            "hooks.each_pass: no command runs beside a job on Kubernetes; leave it out"
+        )
 
 
 def to_manifest(objects: JobObjects | ScheduleObjects, namespace: str) -> str:

@@ -123,7 +123,11 @@ class _LocalStatus:
         self._show = show
         self._metrics = metrics
         self.server: LocalCluster | None = None
-        self.status = job_pb2.JobStatus(job=spec.name, state="running", passes=spec.epochs)
+        self.status = job_pb2.JobStatus(job=spec.name, state="running")
+        if spec.is_stream:
+            self.status.stream.SetInParent()
+        else:
+            self.status.passes = spec.epochs
 
     def report(self, progress: LocalProgress) -> None:
         """Take note of how far it is, and show it."""
@@ -136,6 +140,8 @@ class _LocalStatus:
         self._take(progress.record, progress.examples, progress.seconds)
         if progress.loss is not None:
             status.loss = progress.loss
+        if progress.lag_records is not None:
+            status.stream.lag_records = progress.lag_records
         self._metrics.write(status)
         running = None if self.server is None else 1
         self._show.update(status, Servers(running, running))
@@ -149,6 +155,7 @@ class _LocalStatus:
     def _take(self, record: JobStateRecord, examples: int, seconds: float) -> None:
         """Take over where the job stands; what is known within a task is added."""
         del self.status.evaluations[:]
+        self.status.ClearField("progressive")
         self.status.MergeFrom(recorded_status(self._spec.name, record))
         self.status.examples = examples
         self.status.examples_per_s = examples / seconds if seconds else 0.0

@@ -18,9 +18,18 @@ from rich.table import Table
 from rich.text import Text
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.metrics_log import kind_name
+from backstay.cli.metrics_log import SCORES, kind_name, score_figures
 
-__all__ = ["Servers", "Show", "metrics_text", "round_text", "summary_lines"]
+__all__ = [
+    "Servers",
+    "Show",
+    "lag_text",
+    "metrics_text",
+    "predictions_text",
+    "progressive_text",
+    "round_text",
+    "summary_lines",
+]
 
 LINE_PAUSE_S = 10.0
 
@@ -43,6 +52,8 @@ def round_text(status: job_pb2.JobStatus) -> str:
     if kind == "training":
         if not status.round:
             return "no task now"  # Between two passes, or after the last one.
+        if status.HasField("stream"):
+            return f"period {status.round}"
         return f"pass {status.round} of {status.passes}"
     if kind == "unspecified":
         return status.state
@@ -58,6 +69,22 @@ def metrics_text(status: job_pb2.JobStatus) -> str:
     return "  ".join(f"{name} {newest[name]:.4f}" for name in sorted(newest))
 
 
+def predictions_text(figures: job_pb2.ScoreFigures) -> str:
+    """Return figures of predictions, such as ``auc 0.7812  logloss 0.4410``; empty: none."""
+    known = score_figures(figures)
+    return "  ".join(f"{name} {known[name]:.4f}" for name in SCORES if known[name] is not None)
+
+
+def progressive_text(status: job_pb2.JobStatus) -> str:
+    """Return the decayed figures of predictions before training; empty: there are none."""
+    told = status.progressive
+    if not status.HasField("progressive"):
+        return ""
+    skipped = f", {told.skipped:,} skipped" if told.skipped else ""
+    figures = predictions_text(told.decayed)
+    return f"{figures or '-'}  ({told.examples:,} records{skipped})"
+
+
 def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     """Return what a job has come to, for people."""
     loss = f", loss {status.loss:.4f}" if status.HasField("loss") else ""
@@ -68,6 +95,9 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     metrics = metrics_text(status)
     if metrics:
         lines.append(metrics)
+    if progressive := progressive_text(status):
+        lines.append(f"before training: {progressive}")
+    lines += [f"alert: {alert}" for alert in status.progressive.alerts]
     if status.went_back:
         times = "once" if status.went_back == 1 else f"{status.went_back:,} times"
         lines.append(f"the job went back {times} to a checkpoint, and trained again from there")
@@ -77,6 +107,8 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
         lines.append(f"{status.checkpoints_failed:,} checkpoints could not be written")
     if status.bad_records:
         lines.append(f"{status.bad_records:,} damaged records were skipped")
+    if status.stream.dropped_records:
+        lines.append(_dropped_text(status))
     if status.dead_letters:
         lines.append(
             f"{status.dead_letters:,} tasks failed too often; see `backstay jobs show {status.job}`"
@@ -186,8 +218,12 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
         ("workers", f"{alive}/{status.workers_desired}"),
         ("pservers", str(servers)),
     ]
+    if status.stream.HasField("lag_records"):
+        figures.append(("lag", lag_text(status.stream)))
     if status.HasField("staleness"):
         figures.append(("staleness", f"{status.staleness:.1f}"))
+    if progressive := progressive_text(status):
+        figures.append(("before training", progressive))
     metrics = metrics_text(status)
     if metrics:
         figures.append(("metrics", metrics))
@@ -198,6 +234,23 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
     return figures
 
 
+def lag_text(told: job_pb2.StreamStatus) -> str:
+    """Return how far a job is behind data without an end, as far as it is known."""
+    texts = []
+    if told.HasField("lag_records"):
+        texts.append(f"{told.lag_records:,} records")
+    if told.HasField("lag_s"):
+        texts.append(f"{told.lag_s:,.0f} s")
+    if told.waiting_folders:
+        texts.append(f"{told.waiting_folders:,} folders to count")
+    return ", ".join(texts)
+
+
+def _dropped_text(status: job_pb2.JobStatus) -> str:
+    dropped = status.stream.dropped_records
+    return f"the source has dropped {dropped:,} records before they were taken"
+
+
 def _inexact_text(status: job_pb2.JobStatus) -> str:
     return f"records may count never or twice {status.inexact}"
 
@@ -205,7 +258,11 @@ def _inexact_text(status: job_pb2.JobStatus) -> str:
 def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
     """Return what is to be said of a job beside its figures; empty: nothing."""
     inexact = _inexact_text(status) if status.inexact else ""
-    return "; ".join(filter(None, [trouble or status.trouble, inexact]))
+    alerts = [f"alert: {alert}" for alert in status.progressive.alerts]
+    dropped = _dropped_text(status) if status.stream.dropped_records else ""
+    stops = f"stops when what it has taken is done: {status.stream.stopping}"
+    stops = stops if status.stream.stopping else ""
+    return "; ".join(filter(None, [trouble or status.trouble, stops, dropped, inexact, *alerts]))
 
 
 def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:

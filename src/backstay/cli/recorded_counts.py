@@ -11,16 +11,19 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.records.keys import JobKeys
 from backstay.errors import JobRefused
 from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.period_takes import period, tables_of
 from backstay.job_engine.task_store import TaskBits
 from backstay.job_spec import JobSpec
 from backstay.schedule.damaged import DamagedRecords
-from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.rounds import RoundKind
 from backstay.schedule.schedule import Schedule
+from backstay.schedule.takes import part_and_offset
 from backstay.schedule.task_table import TaskTable
 from backstay.trainer.worker.audit import TaskCount
 
@@ -63,18 +66,34 @@ def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts
     spec = JobSpec.from_json(identity.spec)
     if not spec.audit or spec.training is None:
         raise JobRefused(f"job {keys.job!r} has counted no records: it needs `audit: true`")
-    table = TaskTable.from_chunks(_below(records, f"{keys.all_shards}training/").values())
     schedule = Schedule.of(spec, state.schedule)
     damaged = DamagedRecords()
     damaged.learn(_below(records, keys.all_damaged))
     in_part = _passes_in_part(schedule, state.passes_begun)
+    count = _count_periods if spec.is_stream else _count_passes
+    return RecordedCounts(
+        stream_job_of(identity.uid),
+        schedule.passes_over,
+        count(keys, records, schedule, damaged, in_part),
+        state.inexact,
+        StateIncarnation(state.restore_version, state.generation),
+    )
+
+
+def _count_passes(
+    keys: JobKeys,
+    records: Mapping[str, str],
+    schedule: Schedule,
+    damaged: DamagedRecords,
+    in_part: set[int],
+) -> Iterator[TaskCount]:
+    """Return the tasks of data that each pass goes over."""
+    table = TaskTable.from_chunks(_below(records, f"{keys.all_shards}training/").values())
     whole = sum(1 for number in range(1, schedule.passes_over + 1) if number not in in_part)
     least = np.full(len(table), whole, np.int64)
     for number in in_part:
-        chunks = _below(records, f"{keys.all_done}{RoundId(RoundKind.TRAINING, number)}/")
-        texts = {int(chunk): text for chunk, text in chunks.items()}
-        least += TaskBits.from_chunks(len(table), texts).to_array()
-    tasks = (
+        least += _done(keys, records, number, len(table))
+    return (
         TaskCount(
             *(part.shard, part.start, part.count),
             damaged.of_task("training", task),
@@ -83,13 +102,37 @@ def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts
         )
         for task, part in ((task, table[task]) for task in range(len(table)))
     )
-    return RecordedCounts(
-        stream_job_of(identity.uid),
-        schedule.passes_over,
-        tasks,
-        state.inexact,
-        StateIncarnation(state.restore_version, state.generation),
-    )
+
+
+def _count_periods(
+    keys: JobKeys,
+    records: Mapping[str, str],
+    schedule: Schedule,
+    damaged: DamagedRecords,
+    in_part: set[int],
+) -> Iterator[TaskCount]:
+    """Return the tasks of all periods: an offset that is in two of them counts too often."""
+    for number, table in tables_of(_below(records, keys.all_takes)).items():
+        is_whole = number <= schedule.passes_over and number not in in_part
+        done = None if is_whole else _done(keys, records, number, len(table))
+        for task in range(len(table)):
+            records_of = table[task]
+            part, first = part_and_offset(records_of.shard)
+            yield TaskCount(
+                *(part, first + records_of.start, records_of.count),
+                damaged.of_task(str(period(number)), task),
+                1 if done is None else int(done[task]),
+                1,
+            )
+
+
+def _done(
+    keys: JobKeys, records: Mapping[str, str], number: int, tasks: int
+) -> npt.NDArray[np.uint8]:
+    """Return 1 for each task of a pass that is done, else 0."""
+    chunks = _below(records, f"{keys.all_done}{period(number)}/")
+    texts = {int(chunk): text for chunk, text in chunks.items()}
+    return TaskBits.from_chunks(tasks, texts).to_array()
 
 
 def _passes_in_part(schedule: Schedule, begun: int) -> set[int]:

@@ -383,5 +383,6 @@ def _show_dry_run(spec: JobSpec, found: DryRun, *, as_json: bool) -> None:
     for warning in found.warnings:
         click.echo(f"# warning: {warning}")
     rounds = ", ".join(f"{count} x {kind}" for kind, count in found.rounds.items())
+    rounds = "periods without an end" if spec.is_stream else rounds
     click.echo(f"# rounds: {rounds}, by {spec.workers.initial} workers")
     click.echo(f"# {servers_text(spec)}")

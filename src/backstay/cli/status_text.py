@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli.metrics_log import kind_name
-from backstay.cli.progress import round_text, summary_lines
+from backstay.cli.progress import lag_text, predictions_text, round_text, summary_lines
 from backstay.pserver.ctl.showing import grid, print_whole
 
 __all__ = ["print_dead_letter", "print_status"]
@@ -22,10 +22,23 @@ def print_status(status: job_pb2.JobStatus) -> None:
         click.echo(line)
     where = f" in {status.checkpoint_url}" if status.checkpoint_url else ""
     click.echo(f"checkpoint {status.checkpoint or 'none'}{where}")
+    _print_predictions(status.progressive)
     for change in status.scalings:
         click.echo(f"scaled {change}")
     if status.master_instance:
         _print_work(status)
+
+
+def _print_predictions(told: job_pb2.ProgressiveStatus) -> None:
+    """Print the newest window of predictions before training, and figures of values."""
+    if told.windows:
+        newest = told.windows[-1]
+        click.echo(
+            f"window {newest.number}, to step {newest.steps:,}: {newest.window.examples:,.0f} "
+            f"records, {predictions_text(newest.window)}"
+        )
+    for value, figures in sorted(told.by.items()):
+        click.echo(f"  {value}: {predictions_text(figures) or '-'}")
 
 
 def _print_work(status: job_pb2.JobStatus) -> None:
@@ -35,6 +48,12 @@ def _print_work(status: job_pb2.JobStatus) -> None:
         f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "
         f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.dead_letters:,} dead-lettered"
     )
+    if status.stream.HasField("lag_records"):
+        stream = status.stream
+        click.echo(
+            f"lag {lag_text(stream)}, {stream.ahead_records:,} records of it taken; "
+            f"{stream.dropped_records:,} dropped by the source"
+        )
     click.echo(f"{status.examples_per_s:,.0f} examples/s")
     if status.trouble:
         click.echo(f"trouble: {status.trouble}")

@@ -26,6 +26,7 @@ from backstay.cli.hooks import run_hooks
 from backstay.cli.last_status import NewestCheckpoint, StatusFile, status_before
 from backstay.cli.master_process import MasterProcess
 from backstay.cli.metrics_log import MetricsLog, figures_of
+from backstay.cli.pass_hooks import PassHooks
 from backstay.cli.progress import Show
 from backstay.cli.servers import JobServers, accept_loss, forget_checkpoints, job_servers
 from backstay.cli.stop_signals import StopOrder, StopSignals
@@ -126,6 +127,11 @@ class Outcome:
             "log_dir": spec.log_dir,
             "output": spec.output or None,
         }
+        if "progressive" in figures:
+            document["progressive"] = figures["progressive"]
+        for name in ("lag_records", "lag_s", "dropped_records"):
+            if name in figures:
+                document[name] = figures[name]
         if self.audit is not None:
             document["audit"] = audit_mapping(self.audit)
             document["records_counted_once"] = self.audit.records_counted_once
@@ -189,6 +195,7 @@ class Supervisor:
         self._before = job_pb2.JobStatus()
         self._dead_letters: tuple[job_pb2.DeadLetter, ...] = ()
         self._file: StatusFile | None = None
+        self._passes: PassHooks | None = None
         self._marks: Marks = {}
         self._newest: NewestCheckpoint | None = None
         self._has_own_servers = False
@@ -315,7 +322,13 @@ class Supervisor:
             client = self._client(servers, CALL_LIMIT_MS)
             stack.callback(client.close)
             follower = self._follow(stack, servers, env)
+            self._passes = PassHooks(
+                spec, env, self._show.say, self._hooks_output, is_new=not is_known
+            )
+            stack.callback(self._passes.stop)
             end = self._watch(client, servers, master, metrics, stops)
+            if not stops.asked:
+                self._passes.end(self._status)
             self._keep_figures()
             if follower is not None:
                 follower.let_leave(LEAVE_LIMIT_S)
@@ -494,6 +507,8 @@ class Supervisor:
             if self._status.HasField("loss"):
                 status.loss = self._status.loss
             status.tasks.CopyFrom(self._status.tasks)
+            if self._status.HasField("stream"):
+                status.stream.CopyFrom(self._status.stream)
         if status.checkpoint_url:
             self._newest = NewestCheckpoint(status.checkpoint, status.checkpoint_url)
         elif self._newest is not None:
@@ -504,6 +519,8 @@ class Supervisor:
         # A short job may be over at the first look.
         self._say_new_notes(status)
         metrics.write(status)
+        if self._passes is not None:
+            self._passes.look(status)
         if self._file is not None:
             self._file.seen(status)
 

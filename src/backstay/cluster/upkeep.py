@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -17,7 +18,7 @@ from backstay._native import DataClient, table_id
 from backstay.cluster.directory import Directory
 from backstay.cluster.watch import ClusterWatch, made_data_plane
 from backstay.config import ClientConfig
-from backstay.errors import InvalidRequest
+from backstay.errors import ConfigError, InvalidRequest
 from backstay.tables import Score, TableSpec
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 # A table of any size is done by then; a server that does not answer for so long is to be seen to.
 LIMIT_MS = 600_000
 PERIOD_MAX = 2**48 - 1
+UNSEEN_SECONDS_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Expired:
         unseen: Rows that no push has named for too long.
         score: Rows whose score is too low.
         norm: Rows whose weights have too low a norm.
-        counters: Counters of keys without a row, forgotten because they are old; 0 in a dry run.
+        counters: Counters of keys without a row that are too old.
         slots: How many slots have done it.
     """
 
@@ -100,6 +102,12 @@ def expire_now(
         raise InvalidRequest(
             f"table {spec.name} has no expiry in its lifetime: give unseen_seconds, score_below or "
             "norm_below"
+        )
+    seconds = thresholds.unseen_seconds
+    is_whole = isinstance(seconds, int) and not isinstance(seconds, bool)
+    if not (seconds is None or (is_whole and 1 <= seconds <= UNSEEN_SECONDS_MAX)):
+        raise ConfigError(
+            f"unseen_seconds is {seconds!r}; allowed: an integer from 1 to {UNSEEN_SECONDS_MAX}"
         )
     for name, has, needs in (
         ("unseen_seconds", "last_seen" in spec.statistics, "last_seen"),
@@ -251,13 +259,18 @@ def keeps_rows_of(job: str, specs: Iterable[TableSpec]) -> list[TableSpec]:
 def unseen_seconds(since_s: int | None, now_s: float) -> int | None:
     """Return how long ago a moment was, in whole seconds; None stays None.
 
-    Rounded up, and a second more: servers count whole seconds of clocks of their own.
+    Rounded up, and two seconds more: servers count whole seconds of clocks of their own.
     """
-    return None if since_s is None else max(1, math.ceil(now_s - since_s) + 1)
+    return None if since_s is None else max(1, math.ceil(now_s - since_s) + 2)
 
 
 def end_pass(
-    keeper: RowKeeper, specs: Sequence[TableSpec], *, period: int, unseen_seconds: int | None
+    keeper: RowKeeper,
+    specs: Sequence[TableSpec],
+    *,
+    period: int,
+    unseen_since_s: int | None,
+    now: Callable[[], float] = time.time,
 ) -> EndedPass:
     """Decay and expire the rows of tables as their lifetimes say; may be called again.
 
@@ -268,7 +281,8 @@ def end_pass(
         keeper: Asks the servers.
         specs: Tables with a lifetime.
         period: See ``Client.decay``.
-        unseen_seconds: Also rows that no push has named for so long; None: not.
+        unseen_since_s: Also rows that no push has named since then, in Unix seconds; None: not.
+        now: The time of now, in Unix seconds.
     """
     expired, decayed, looked = 0, 0, False
     for spec in specs:
@@ -280,11 +294,13 @@ def end_pass(
             decayed += keeper.decay(spec.name, period=period)
         if expiry is not None and expiry.every_seconds is None:
             expired += keeper.expire(spec.name).rows
-        if unseen_seconds is not None and "last_seen" in spec.statistics:
+        # Anew for each table: decay and expiry of those before may have taken long.
+        seconds = unseen_seconds(unseen_since_s, now())
+        if seconds is not None and "last_seen" in spec.statistics:
             looked = True
-            expired += keeper.expire(spec.name, unseen_seconds=unseen_seconds).rows
+            expired += keeper.expire(spec.name, unseen_seconds=seconds).rows
     lacks = ""
-    if unseen_seconds is not None and not looked:
+    if unseen_since_s is not None and not looked:
         lacks = (
             "lifetime.unseen_passes: no table of the job keeps when a row was last seen; give one "
             "an expiry by unseen_seconds, or a capacity that evicts least_recent"

@@ -17,12 +17,13 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from backstay.errors import BackstayError, ConfigError, DataChanged, DataUnavailable
 
-__all__ = ["DataFile", "FileSet", "KnownSizes", "OpenFile", "reading"]
+__all__ = ["DataFile", "Entry", "FileSet", "KnownSizes", "OpenFile", "reading", "without_secret"]
 
 ERROR_TEXT_MAX = 500
 # Fetched ahead from a remote file; large, because each fetch costs a round trip.
@@ -31,6 +32,20 @@ REMOTE_BLOCK_BYTES = 8 * 1024 * 1024
 _EXTRAS: Mapping[str, str] = {"s3": "s3", "s3a": "s3"}
 _USER_INFO = re.compile(r"(?<=://)[^/@]*@")
 _PATTERN = re.compile(r"[*?\[]")
+
+
+class Entry(NamedTuple):
+    """What is in a folder.
+
+    Attributes:
+        name: Its last part.
+        is_folder: Whether it is a folder.
+        changed_s: When it was written, in Unix time; None: the storage does not tell.
+    """
+
+    name: str
+    is_folder: bool
+    changed_s: float | None
 
 
 @dataclass(frozen=True)
@@ -176,22 +191,61 @@ class FileSet:
         for path in self._paths:
             found = self._remote_names(path) if "://" in path else _local_names(path)
             if not found:
-                raise DataUnavailable(f"{_without_secret(path)}: {self._why_none(path)}")
+                raise DataUnavailable(f"{without_secret(path)}: {self._why_none(path)}")
             names.update(dict.fromkeys(found))
         return [self.file(name) for name in names]
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder now, sorted by name; of one that is not there: nothing.
+
+        Raises:
+            DataUnavailable: It cannot be looked at.
+        """
+        found = self._remote_entries(folder) if "://" in folder else _local_entries(folder)
+        return sorted(found)
+
+    def _remote_entries(self, folder: str) -> list[Entry]:
+        system, path = self._system(folder)
+        with reading(without_secret(folder)):
+            system.invalidate_cache()
+            try:
+                listed = system.ls(path, detail=True)
+            except FileNotFoundError:
+                return []
+            here = path.rstrip("/")
+            return [
+                Entry(
+                    str(one["name"]).rstrip("/").rpartition("/")[2],
+                    one["type"] == "directory",
+                    _changed_s(one),
+                )
+                for one in listed
+                # Of a file, and of the mark of a folder, ``ls`` gives the path itself.
+                if str(one["name"]).rstrip("/") != here
+            ]
+
+    def names_below(self, folder: str) -> list[str]:
+        """Return the names of all files below a folder, but for hidden ones, sorted.
+
+        Raises:
+            DataUnavailable: It cannot be looked at.
+        """
+        if "://" not in folder:
+            return _local_names(folder) if os.path.isdir(folder) else []
+        return self._remote_names(folder)
 
     def file(self, name: str) -> DataFile:
         """Return the file of a shard's name; it is not opened."""
         if "://" not in name:
             return DataFile(name, name)
         system, path = self._system(name)
-        return DataFile(_without_secret(name), path, system)
+        return DataFile(without_secret(name), path, system)
 
     def _why_none(self, path: str) -> str:
         """Return why a path leads to no file."""
         if "://" in path:
             system, place = self._system(path)
-            with reading(_without_secret(path)):
+            with reading(without_secret(path)):
                 is_folder = not _PATTERN.search(place) and bool(system.isdir(place))
         else:
             is_folder = os.path.isdir(path)
@@ -201,13 +255,13 @@ class FileSet:
 
     def _remote_names(self, url: str) -> list[str]:
         system, path = self._system(url)
-        with reading(_without_secret(url)):
+        with reading(without_secret(url)):
             system.invalidate_cache()
             if _PATTERN.search(path):
                 found = [str(each) for each in system.glob(path)]
                 files = [each for each in found if system.isfile(each)]
             elif system.isfile(path):
-                return [_without_secret(url)]
+                return [without_secret(url)]
             else:
                 files = [str(each) for each in system.find(path)]
                 files = [each for each in files if not _is_hidden(each, path)]
@@ -215,7 +269,7 @@ class FileSet:
         whole = url.rstrip("/")
         prefix = whole[: len(whole) - len(path)] if whole.endswith(path) else None
         return [
-            _without_secret(str(system.unstrip_protocol(each)) if prefix is None else prefix + each)
+            without_secret(str(system.unstrip_protocol(each)) if prefix is None else prefix + each)
             for each in sorted(files)
         ]
 
@@ -236,13 +290,13 @@ class FileSet:
             extra = _EXTRAS.get(protocol)
             install = f"pip install 'backstay[{extra}]'" if extra else str(error)
             raise ConfigError(
-                f"{_without_secret(url)} needs a package that is missing: {install}"
+                f"{without_secret(url)} needs a package that is missing: {install}"
             ) from error
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{_without_secret(url)}: {_safe(error)}") from error
+            raise ConfigError(f"{without_secret(url)}: {_safe(error)}") from error
         # Some connect at once, with errors of their own, of no common class.
         except Exception as error:
-            raise DataUnavailable(f"{_without_secret(url)}: {_safe(error)}") from error
+            raise DataUnavailable(f"{without_secret(url)}: {_safe(error)}") from error
 
 
 @contextmanager
@@ -273,6 +327,26 @@ def _local_names(path: str) -> list[str]:
         return sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
 
 
+def _local_entries(folder: str) -> list[Entry]:
+    with reading(folder):
+        try:
+            with os.scandir(folder) as found:
+                return [Entry(one.name, one.is_dir(), one.stat().st_mtime) for one in found]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def _changed_s(details: Mapping[str, Any]) -> float | None:
+    """Return when something was written, as far as a file system's details tell."""
+    for name in ("mtime", "LastModified", "updated", "last_modified", "modified"):
+        value = details.get(name)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
 def _is_hidden(path: str, folder: str) -> bool:
     """Whether a part of the path below the folder is a marker or remnant, such as ``_SUCCESS``."""
     below = path[len(folder) :] if path.startswith(folder) else path
@@ -281,15 +355,16 @@ def _is_hidden(path: str, folder: str) -> bool:
 
 def _host(url: str) -> str:
     """Return the beginning of a URL up to its path, without a password."""
-    protocol, _, rest = _without_secret(url).partition("://")
+    protocol, _, rest = without_secret(url).partition("://")
     return f"{protocol}://{rest.partition('/')[0]}"
 
 
-def _without_secret(url: str) -> str:
+def without_secret(url: str) -> str:
+    """Return a URL without user and password."""
     return _USER_INFO.sub("", url)
 
 
 def _safe(error: BaseException) -> str:
     """Return the beginning of an error's text without what looks like a URL's password."""
     text = (str(error) or type(error).__name__).partition("\n")[0][:ERROR_TEXT_MAX]
-    return _without_secret(text)
+    return without_secret(text)

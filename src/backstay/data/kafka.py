@@ -2,8 +2,8 @@
 
 A shard is a partition from an offset on, ``clicks/3@1000``; its places are offsets. An offset
 without a message, such as one that compaction or a transaction took, is no record. Messages that
-the topic drops before they are read count as damaged. Offsets of consumer groups are neither read
-nor written: what is done is in the job's records.
+the topic drops before they are read count as damaged. No offset of a consumer group is read: what
+is done is in the job's records.
 
 What it costs: ``shards()`` asks for offsets only; reading a range fetches its messages, and some
 more that the client fetches ahead.
@@ -16,11 +16,11 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from backstay.data.base import BadRecords, Metadata, Shard, check_range
 from backstay.data.batch import Record
@@ -41,8 +41,20 @@ _OPTIONS: Mapping[str, type] = {
     "settings": Mapping,
     "settings_file": str,
     "timeout_s": int,
+    # Of data without an end only; ``KafkaStream`` has it.
+    "group": str,
 }
 TIMEOUT_S = 60
+FETCH_WAIT_MS = 10
+# What a partition answers while another broker becomes its leader.
+LEADER_CHANGES = (
+    "FENCED_LEADER_EPOCH",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "OFFSET_NOT_AVAILABLE",
+    "UNKNOWN_LEADER_EPOCH",
+)
+ASK_AGAIN_S = 0.1
 # Messages that are taken from the client at once, and consumers that wait for the next range.
 MESSAGES_MAX = 1000
 IDLE_MAX = 4
@@ -50,6 +62,8 @@ IDLE_MAX = 4
 LOOKED_AT_MAX = 1000
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class _Part(NamedTuple):
@@ -122,11 +136,14 @@ class KafkaReader:
 
     def shards(self) -> Iterator[Shard]:
         """See ``Reader``; asks for the offsets of each partition."""
+        yield from self._shards(self._start, self._stop)
+
+    def _shards(self, start: _Bound, stop: _Bound) -> Iterator[Shard]:
         with self._consumer() as consumer:
             for topic in self._topics:
                 partitions = self._partitions(consumer, topic)
-                first = self._offsets(consumer, partitions, self._start)
-                last = self._offsets(consumer, partitions, self._stop)
+                first = self._offsets(consumer, partitions, start)
+                last = self._offsets(consumer, partitions, stop)
                 for part in partitions:
                     begin, end = first[part], last[part]
                     yield Shard(str(_Part(*part, begin)), max(0, end - begin))
@@ -193,17 +210,56 @@ class KafkaReader:
 
     def _lowest(self, consumer: Any, part: _Part) -> int:
         """Return the first offset that a partition still has."""
-        partition = self._kafka.TopicPartition(part.topic, part.partition)
-        with self._errors(part.place, consumer):
-            low, _ = consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
-        return int(low)
+        return self._ends(consumer, part.topic, part.partition)[0]
 
-    def _partitions(self, consumer: Any, topic: str) -> list[tuple[str, int]]:
+    def _ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+        """Return the first offset that a partition has, and the one after its last.
+
+        Messages of a transaction that is under way, and what follows them, do not count yet.
+        """
+        wanted = self._kafka.TopicPartition(topic, partition)
+        low, high = self._answer(
+            f"{topic}/{partition}",
+            consumer,
+            lambda: consumer.get_watermark_offsets(wanted, timeout=self._timeout_s),
+        )
+        return int(low), int(high)
+
+    def _at_time(self, consumer: Any, topic: str, partition: int, time_ms: int) -> int:
+        """Return the first offset whose message is not older; below 0: none is as new."""
+        wanted = self._kafka.TopicPartition(topic, partition, time_ms)
+
+        def ask() -> int:
+            (found,) = consumer.offsets_for_times([wanted], timeout=self._timeout_s)
+            if found.error is not None:
+                raise self._kafka.KafkaException(found.error)
+            return int(found.offset)
+
+        return self._answer(f"{topic}/{partition}", consumer, ask)
+
+    def _answer(self, what: str, consumer: Any, ask: Callable[[], _T]) -> _T:
+        """Return what a partition's leader answers; while the leader changes, it is asked again."""
+        deadline_s = time.monotonic() + self._timeout_s
+        codes = {getattr(self._kafka.KafkaError, name) for name in LEADER_CHANGES}
+        with self._errors(what, consumer):
+            while True:
+                try:
+                    return ask()
+                except self._kafka.KafkaException as error:
+                    if error.args[0].code() not in codes or time.monotonic() >= deadline_s:
+                        raise
+                time.sleep(ASK_AGAIN_S)
+
+    def _topic(self, consumer: Any, topic: str) -> Any:
+        """Return what the brokers tell of a topic."""
         with self._errors(topic, consumer):
             known = consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
         if known.error is not None:
             raise self._trouble.error(f"topic {topic}", known.error.str())
-        return [(topic, number) for number in sorted(known.partitions)]
+        return known
+
+    def _partitions(self, consumer: Any, topic: str) -> list[tuple[str, int]]:
+        return [(topic, number) for number in sorted(self._topic(consumer, topic).partitions)]
 
     def _offsets(
         self, consumer: Any, partitions: Sequence[tuple[str, int]], bound: _Bound
@@ -212,24 +268,20 @@ class KafkaReader:
         found = {}
         for part in partitions:
             place = f"{part[0]}/{part[1]}"
-            with self._errors(place, consumer):
-                low, high = consumer.get_watermark_offsets(
-                    self._kafka.TopicPartition(*part), timeout=self._timeout_s
-                )
-                found[part] = bound.within(place, low, high)
+            low, high = self._ends(consumer, *part)
+            found[part] = bound.within(place, low, high)
             if bound.time_ms is not None:
-                wanted = self._kafka.TopicPartition(*part, bound.time_ms)
-                with self._errors(place, consumer):
-                    (at,) = consumer.offsets_for_times([wanted], timeout=self._timeout_s)
-                # Below 0: no message is as new.
-                found[part] = at.offset if at.offset >= 0 else high
+                at = self._at_time(consumer, *part, bound.time_ms)
+                found[part] = at if at >= 0 else high
         return found
 
     def _first_columns(self) -> tuple[str, ...]:
         looked_at = BadRecords(LOOKED_AT_MAX, kept=0)
-        for shard in self.shards():
-            for record in self.read(shard.name, 0, shard.records, looked_at):
-                return tuple(record)
+        # Where a job begins at the end, the messages before tell, too.
+        for start in (self._start, _Bound(word="earliest")):
+            for shard in self._shards(start, self._stop):
+                for record in self.read(shard.name, 0, shard.records, looked_at):
+                    return tuple(record)
         raise DataDamaged(f"no message of {', '.join(self._topics)} is a record")
 
     @contextmanager
@@ -238,13 +290,7 @@ class KafkaReader:
         try:
             consumer = self._idle.get_nowait()
         except queue.Empty:
-            try:
-                consumer = self._kafka.Consumer(self._config)
-            except (self._kafka.KafkaException, TypeError, ValueError) as error:
-                why = error.args[0]
-                raise ConfigError(
-                    f"options.settings: {why.str() if hasattr(why, 'str') else why}"
-                ) from error
+            consumer = self._made(self._config)
         try:
             yield consumer
             consumer.unassign()
@@ -255,6 +301,16 @@ class KafkaReader:
             # Messages of an abandoned range may be on their way into it.
             consumer.close()
             raise
+
+    def _made(self, config: Mapping[str, Any]) -> Any:
+        """Return a new consumer."""
+        try:
+            return self._kafka.Consumer(dict(config))
+        except (self._kafka.KafkaException, TypeError, ValueError) as error:
+            why = error.args[0]
+            raise ConfigError(
+                f"options.settings: {why.str() if hasattr(why, 'str') else why}"
+            ) from error
 
     @contextmanager
     def _errors(self, what: str, consumer: Any) -> Iterator[None]:
@@ -348,7 +404,7 @@ def _client_config(
     # Another value would lose records, or count them twice.
     ours = {
         "bootstrap.servers": ",".join(brokers),
-        # The client wants one. No offset is ever committed under it.
+        # The client wants one. This consumer commits no offset.
         "group.id": given.get("client.id", "backstay"),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -359,7 +415,8 @@ def _client_config(
     for name in given:
         if name in ours:
             raise ConfigError(f"options.settings: {name} cannot be set; backstay decides it")
-    return {**given, **ours}
+    # A question of the next range waits behind what is fetched ahead at the end of a partition.
+    return {"fetch.wait.max.ms": FETCH_WAIT_MS, **given, **ours}
 
 
 def _settings_of(path: Path) -> dict[str, str]:

@@ -5,15 +5,21 @@ Imports the readers, each with its packages, only when it is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from backstay.data.base import Reader
 from backstay.data.delimited import DelimitedOptions, DelimitedReader
 from backstay.data.files import FileSet
 from backstay.errors import ConfigError
-from backstay.job_spec import DataSpec
+from backstay.job_spec import STREAM_KINDS, DataSpec
 
-__all__ = ["files_of", "kind_of", "open_reader"]
+if TYPE_CHECKING:
+    from backstay.data.closed_folders import ClosedFolders
+    from backstay.data.source import Source
+
+__all__ = ["files_of", "kind_of", "open_reader", "open_stream"]
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -39,18 +45,23 @@ def files_of(data: DataSpec) -> FileSet | None:
     """
     if data.kind in ("custom", "kafka", "sql"):
         return None
+    return FileSet(data.paths, _storage(data))
+
+
+def _storage(data: DataSpec) -> dict[str, Any]:
     storage = data.options.get("storage", {})
     if not isinstance(storage, dict):
         raise ConfigError(f"options.storage: is {storage!r}; names with values are expected")
-    return FileSet(data.paths, storage)
+    return storage
 
 
-def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
+def open_reader(data: DataSpec, *, module: ModuleType | None = None, grows: bool = False) -> Reader:
     """Return the reader of a job's data. Files are looked at when records are asked for.
 
     Args:
         data: Kind, paths and options.
         module: The model file's module; for ``custom`` its ``custom_data_reader`` is called.
+        grows: Whether it has no end; shards are takes of its source, then.
 
     Raises:
         ConfigError: An option is wrong, a package is missing, or the kind cannot be told.
@@ -69,9 +80,18 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
         from backstay.data.kafka import KafkaReader
 
         return KafkaReader(data.paths, options)
+    if grows:
+        from backstay.data.folder_stream import FolderReader
+
+        return FolderReader(*_folders(data))
     files = files_of(data)
     assert files is not None
     kind = kind_of(files) if data.kind == "auto" else data.kind
+    return _file_reader(kind, files, options)
+
+
+def _file_reader(kind: str, files: FileSet, options: Mapping[str, Any]) -> Reader:
+    """Return the reader of some files."""
     if kind in ("csv", "tsv"):
         return DelimitedReader(files, DelimitedOptions.from_mapping(kind, options))
     if kind == "jsonl":
@@ -85,6 +105,32 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
     from backstay.data.arrow_files import ArrowReader, ParquetReader
 
     return ParquetReader(files, options) if kind == "parquet" else ArrowReader(files, options)
+
+
+def open_stream(data: DataSpec) -> Source:
+    """Return what tells where data without an end begin and end now.
+
+    Raises:
+        ConfigError: An option is wrong, a package is missing, or the kind has no such data.
+    """
+    if data.kind == "kafka":
+        from backstay.data.kafka_stream import KafkaStream
+
+        return KafkaStream(data.paths, data.options)
+    from backstay.data.folder_stream import FolderStream
+
+    return FolderStream(*_folders(data))
+
+
+def _folders(data: DataSpec) -> tuple[ClosedFolders, Callable[[FileSet], Reader]]:
+    """Return what finds the folders of data without an end, and what reads files in them."""
+    from backstay.data.closed_folders import ClosedFolders, FolderOptions, without_folder_options
+
+    if data.kind not in STREAM_KINDS:
+        raise ConfigError(f"kind: data of kind {data.kind} have an end")
+    folders = ClosedFolders(data.paths, _storage(data), FolderOptions.of(data.options))
+    options = without_folder_options(data.options)
+    return folders, lambda files: _file_reader(data.kind, files, options)
 
 
 def kind_of(files: FileSet) -> str:

@@ -17,6 +17,7 @@ from backstay.job.callbacks import Evaluation
 
 __all__ = [
     "TASK_KINDS",
+    "Acknowledged",
     "BadRecordsMet",
     "Ended",
     "EvaluationOutputs",
@@ -73,6 +74,7 @@ class Task:
             in its steps. Empty: the lease is this worker's.
         evaluation: The newest one of the job that is over; None: none is.
         training: Bounded mode: the clocks of the workers that have a training task.
+        scored_values: Progressive metrics: values of the column with figures of their own.
     """
 
     kind: TaskKind
@@ -88,6 +90,7 @@ class Task:
     leader: str = ""
     evaluation: Evaluation | None = None
     training: frozenset[int] = frozenset()
+    scored_values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,19 @@ class LeaseHolder(Protocol):
         """Batches of the task, from 0, that are acknowledged everywhere."""
 
 
+@dataclass(frozen=True)
+class Acknowledged:
+    """How far an attempt at a task is.
+
+    Attributes:
+        batches: Batches of the task, from 0, that are acknowledged everywhere.
+        scores: Progressive metrics: the packed scores of those from the attempt's first one on.
+    """
+
+    batches: int
+    scores: bytes = b""
+
+
 def key_of(task: Task) -> tuple[str, int, int]:
     """Return what tells a lease from the others, also from one of the same task."""
     return f"{task.kind}-{task.round}", task.number, task.attempt
@@ -180,14 +196,16 @@ def evaluation_of_message(task: job_pb2.Task) -> Evaluation | None:
     return Evaluation(task.evaluation.round, dict(sorted(task.evaluation.metrics.items())))
 
 
-def lease_message(task: Task, acknowledged: int) -> job_pb2.TaskLease:
-    """Return the message for a lease."""
+def lease_message(task: Task, acknowledged: int, scores: bytes = b"") -> job_pb2.TaskLease:
+    """Return the message for a lease; ``scores`` as ``Acknowledged`` has them."""
     return job_pb2.TaskLease(
         kind=TASK_KINDS.index(task.kind) + 1,  # type: ignore[arg-type]
         round=task.round,
         number=task.number,
         attempt=task.attempt,
         acknowledged_batches=acknowledged,
+        scores=scores,
+        scored_from=task.first_batch,
     )
 
 

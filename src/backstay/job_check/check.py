@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backstay.data import open_reader
+from backstay.data import Reader, open_reader
+from backstay.data.opening import open_stream
 from backstay.errors import BackstayError, ConfigError, DataError
 from backstay.job import model_definition
 from backstay.job.data_scan import first_look
 from backstay.job.model_definition import ModelDefinition, user_traceback
 from backstay.job_check.data_marks import Marks, marks_of
 from backstay.job_spec import JobSpec
+from backstay.settings import suggestion
 from backstay.trainer.worker.outputs import try_writing
+from backstay.trainer.worker.scoring import answers_logits
+from backstay.trainer.worker.task_feed import groups_by
 
 __all__ = ["Checked", "check_data", "check_folders", "check_job", "load_definition"]
 
@@ -60,6 +64,8 @@ def load_definition(spec: JobSpec) -> ModelDefinition:
             f"early_stop.metric: {rule.metric!r} is none of the model file's eval_metrics "
             f"({', '.join(definition.metrics) or 'it has none'})"
         )
+    if spec.progressive is not None:
+        answers_logits(spec.progressive, definition.metrics)
     processor = definition.prediction_outputs_processor
     if spec.prediction is not None and not spec.output and processor is None:
         raise ConfigError(
@@ -80,11 +86,19 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
     warnings = []
     for name, data in spec.data.items():
         try:
+            if spec.grows(name):
+                # There need be no record yet.
+                source = open_stream(data)
+                warnings.append(source.look(source.start()).trouble)
+                source.close()
+                continue
             reader = open_reader(data, module=definition.module)
             warnings.append(first_look(name, data, reader))
+            _check_groups_column(groups_by(spec, name), reader)
         except ConfigError as error:
             text = str(error)
-            raise ConfigError(text if text.startswith(name) else f"{name}.{text}") from error
+            named = text.startswith((name, "progressive."))
+            raise ConfigError(text if named else f"{name}.{text}") from error
         except DataError as error:
             raise type(error)(f"{name}: {error}") from error
         except BackstayError:
@@ -95,6 +109,18 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
             text = user_traceback(error, definition.path)
             raise ConfigError(f"{name}: the custom reader failed:\n{text}") from error
     return [warning for warning in warnings if warning]
+
+
+def _check_groups_column(column: str, reader: Reader) -> None:
+    """Refuse a column of ``progressive.by`` that records have not, as far as that is known."""
+    if not column:
+        return
+    names = reader.metadata.column_names
+    if names and column not in names:
+        raise ConfigError(
+            f"progressive.by: the training data has no column {column!r}; there are "
+            f"{', '.join(names)}{suggestion(column, names)}"
+        )
 
 
 def check_folders(spec: JobSpec) -> None:

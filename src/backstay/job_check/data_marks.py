@@ -36,7 +36,7 @@ def marks_of(spec: JobSpec) -> Marks:
     Raises:
         DataUnavailable: A file cannot be read.
     """
-    return {name: _marks(data) for name, data in spec.data.items()}
+    return {name: _marks(data) for name, data in spec.data.items() if not spec.grows(name)}
 
 
 def check_unchanged(folder: Path, job: str, now: Marks) -> None:

@@ -112,11 +112,14 @@ def dry_run(spec: JobSpec, *, local: bool = False) -> DryRun:
 
 def _tried(use: str, spec: JobSpec, definition: ModelDefinition, trial: Trial) -> DataPlan:
     """Count one of the job's data sets, and try the model on its first records."""
-    reader = open_reader(spec.data[use], module=definition.module)
+    reader = open_reader(spec.data[use], module=definition.module, grows=spec.grows(use))
     shards = list(reader.shards())
+    first = next((shard for shard in shards if shard.records), None)
+    if first is None and spec.grows(use):
+        return DataPlan(use, len(shards), 0, 0, (), "nothing: there are no records yet")
     table = cut_data(use, shards, spec)
     columns = reader.metadata.column_names[:COLUMNS_SHOWN_MAX]
-    first = next(shard for shard in shards if shard.records)
+    assert first is not None
     tried = trial.on(use, reader, first)
     return DataPlan(use, len(shards), table.records, len(table), columns, tried)
 
@@ -125,6 +128,9 @@ def _rounds(spec: JobSpec) -> dict[str, int]:
     """Return how many rounds of each kind there are at most, as far as that is known before."""
     if spec.kind != "training":
         return {spec.kind: 1}
+    if spec.is_stream:
+        # As many periods as come, and evaluations.
+        return {}
     rounds = {"training": spec.epochs}
     if spec.validation is not None and not spec.evaluation_every_steps:
         rounds["evaluation"] = spec.epochs

@@ -34,6 +34,8 @@ from backstay.trainer.model.frameworks import Program, adapter, predictions_of, 
 from backstay.trainer.modes.gathering import GatheringClient, Piece
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.pieces import piece_of
+from backstay.trainer.worker.scoring import Groups, Scorer, groups_of
+from backstay.trainer.worker.task_feed import groups_by
 
 __all__ = ["Trial"]
 
@@ -66,6 +68,9 @@ class Trial:
         self._servers = TrialServers(spec.model_from or spec.name)
         self._program: Program | None = None
         self._send: Callable[[], None] = _nothing
+        self._scorer: Scorer | None = None
+        if spec.progressive is not None:
+            self._scorer = Scorer(spec.progressive, definition.metrics)
 
     def __enter__(self) -> Trial:
         return self
@@ -103,9 +108,16 @@ class Trial:
             lambda: split_feed(self._definition.feed(records, mode, reader.metadata), mode),
         )
         program = self._made()
+        column = groups_by(self._spec, mode)
+        groups: Groups | None = None
+        if column:
+            groups = self._users(
+                f"progressive.by: {column!r} failed on {where}",
+                lambda: groups_of(records.column(column)),
+            )
         self._users(
             f"the model failed on {where}",
-            lambda: self._step(program, mode, features, labels, len(records)),
+            lambda: self._step(program, mode, (features, labels, groups), len(records)),
         )
         steps = "feed, model, loss and optimizer" if mode == "training" else "feed and model"
         return f"{steps}, on {where}"
@@ -141,13 +153,18 @@ class Trial:
             self._send = lambda: gathering.push_all(gathering.take())
         return session.client
 
-    def _step(self, program: Program, mode: Mode, features: Any, labels: Any, count: int) -> None:
+    def _step(
+        self, program: Program, mode: Mode, fed: tuple[Any, Any, Groups | None], count: int
+    ) -> None:
+        features, labels, groups = fed
         if mode != "training":
             predictions_of(program, features, count)
             return
         if self._spec.mode.kind == "sync" and not self._local:
             features, labels = (piece_of(one, Piece(0, count), count) for one in (features, labels))
-        program.train_batch(features, labels)
+        _, predictions = program.train_batch(features, labels)
+        if self._scorer is not None:
+            self._scorer.of(predictions, labels, groups)
         self._send()
         # What the servers say of the pushes.
         program.synchronize()

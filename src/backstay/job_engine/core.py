@@ -11,22 +11,30 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from backstay.consensus.records.jobs import JobStateRecord, RunState, stream_job_of
+from backstay.consensus.records.jobs import (
+    JobStateRecord,
+    RunState,
+    StreamRecord,
+    stream_job_of,
+)
 from backstay.consensus.records.keys import JobKeys
 from backstay.job_engine.known_workers import KnownWorkers
 from backstay.job_engine.launch import LauncherReport, WorkerWish
 from backstay.job_engine.leases import RENEWALS_PER_S_MAX
 from backstay.job_engine.open_round import JobRounds, OpenRound
-from backstay.job_engine.opening import OpenedJob, StateIncarnation
+from backstay.job_engine.opening import OpenedJob, StateIncarnation, is_over
+from backstay.job_engine.period_takes import PeriodTakes
+from backstay.job_engine.progressive import Progressive
 from backstay.job_engine.records import Records
 from backstay.job_engine.refusals import Refusals
 from backstay.job_engine.stalls import Stalls
+from backstay.job_engine.stream import Stream
 from backstay.job_engine.task_store import TaskBits
 from backstay.job_engine.values import DeadLetter, PassUpkeep, first_attempt
-from backstay.schedule.rounds import RoundId
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
 
 __all__ = ["JobCore"]
 
@@ -45,6 +53,8 @@ class JobCore:
         tables: The tasks of its training, validation and prediction data.
         schedule: Which rounds are open, and which come next.
         rounds: The open rounds: tasks, leases, outputs.
+        stream: Of training data without an end: the positions of now.
+        source_trouble: Why their source does not answer; empty: it does.
         damaged: Damaged records of the data, as far as known.
         keys: The keys of the job's records.
         records: Where changes of the records are staged.
@@ -55,6 +65,7 @@ class JobCore:
         refusals: The log of answers that say no to a worker.
         state: Where the job stands, as recorded last; ``record`` adds what is kept elsewhere.
         figures: Sums over the job's life, such as of examples.
+        progressive: Metrics of predictions before training; None: the job has none.
         task_lease_ttl_ms: How long leases last; the record may already have a longer time
             (``plan_lease_ttl``).
         reported: What the launcher told last.
@@ -96,7 +107,8 @@ class JobCore:
         self.keys = keys
         self.records = records
         self.now = clock
-        self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, records)
+        takes = PeriodTakes(opened.takes, self.spec.records_per_task, keys, records)
+        self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, records, takes)
         self.known = KnownWorkers()
         self.workers = opened.workers
         self.stalls = Stalls(self.spec, self.known, self.rounds.values)
@@ -106,6 +118,15 @@ class JobCore:
         self.task_lease_ttl_ms = max(opened.spec.task_lease_ttl_ms, opened.state.task_lease_ttl_ms)
         self.state = replace(opened.state, data=digests, task_lease_ttl_ms=self.task_lease_ttl_ms)
         self.figures = Counter(opened.state.figures)
+        self.progressive: Progressive | None = None
+        if self.spec.progressive is not None:
+            self.progressive = Progressive(
+                self.spec, keys, records, opened.progressive, self.is_recorded_done, clock()
+            )
+            self.progressive.show_windows(opened.state.progressive)
+        self.stream = Stream()
+        self.source_trouble = ""
+        self._begin_stream()
         self._renewals_per_s_max = renewals_per_s_max
         # Workers.
         self.reported = LauncherReport()
@@ -143,6 +164,7 @@ class JobCore:
             schedule=self.schedule.to_json(),
             workers=self.workers.to_json(),
             figures={**self.figures, "steps": self.schedule.steps},
+            progressive={} if self.progressive is None else self.progressive.shown(),
         )
 
     @property
@@ -153,6 +175,64 @@ class JobCore:
     def note_trouble(self, what: str, trouble: str) -> None:
         """Show people what is wrong with something; empty: nothing any more."""
         self.trouble[what] = trouble
+
+    def is_recorded_done(self, round_name: str, task: int) -> bool:
+        """Return whether a task of a round is done, as its records say."""
+        round_id = RoundId.parse(round_name)
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            return is_over(self.schedule, round_id)
+        done = opened.ledger.done
+        return task < done.size and task in done
+
+    @property
+    def scored_values(self) -> Sequence[str]:
+        """The values of the column of ``progressive.by`` that have figures of their own."""
+        return () if self.progressive is None else self.progressive.values
+
+    # Training data without an end.
+
+    @property
+    def stream_record(self) -> StreamRecord:
+        """How far the job is in such data, as recorded."""
+        return self.state.stream or StreamRecord()
+
+    def _begin_stream(self) -> None:
+        """Find the positions of now from what is recorded."""
+        takes = self.rounds.takes.after(self.schedule.passes_over)
+        self.stream.begin(self.stream_record.positions, takes)
+
+    def _is_sealed(self, round_id: RoundId) -> bool:
+        """Whether a round gets no more tasks than it has."""
+        return not self._is_period(round_id) or round_id.number <= self.stream_record.sealed
+
+    def _damaged_name(self, round_id: RoundId) -> str:
+        """Return under which name the damaged records of a round are known.
+
+        Tasks of passes are the same in each; those of periods are not.
+        """
+        return str(round_id) if self._is_period(round_id) else data_of(round_id.kind)
+
+    def _is_period(self, round_id: RoundId) -> bool:
+        """Whether a round is a period of training data without an end."""
+        return self.spec.is_stream and round_id.kind is RoundKind.TRAINING
+
+    def _count_bad_records(self) -> None:
+        """Bring the sum of damaged records up to date; those of periods that are over are in it."""
+        over = filter(self._is_over_period, self.damaged.names) if self.spec.is_stream else ()
+        known = self.damaged.total - sum(map(self.damaged.of_data, over))
+        self.figures["bad_records"] = self.figures["past_bad_records"] + known
+
+    def _is_over_period(self, name: str) -> bool:
+        """Whether a name of damaged records is that of a period that is over."""
+        kind, _, number = name.partition("-")
+        is_period = kind == RoundKind.TRAINING.value and number.isdecimal()
+        return is_period and int(number) <= self.schedule.passes_over
+
+    def _forget_damaged(self, name: str) -> None:
+        """Forget the damaged records of a period, and have the journal do so."""
+        for part in self.damaged.forget(name):
+            self.records.stage_removal(self.keys.damaged(name, part))
 
     # How the job ends.
 
@@ -204,10 +284,32 @@ class JobCore:
         log.info("the job is %s%s", state, f": {reason}" if reason else "")
         saves = self._saves_when_stopped and self.has_unsaved_steps
         self.saves_still = state == "stopped" and saves
-        self.state = replace(self.state, state=state, reason=reason)
+        stream = self.state.stream
+        if stream is not None:
+            # The same command goes on with what there is then.
+            stream = replace(stream, stopping="")
+        self.state = replace(self.state, state=state, reason=reason, stream=stream)
         self.workers.finish()
         self.stage_state()
         self.notify()
+
+    def _end_if_all_is_done(self) -> None:
+        """End a job that takes nothing more, once nothing of what it took is left to do."""
+        reason = self.stream_record.stopping
+        if not reason or self.is_over or self.upkeep_due is not None:
+            return
+        for round_id in self.schedule.open_rounds:
+            opened = self.rounds.get(round_id)
+            if opened is None or not self._is_all_done(opened):
+                return
+        self.end("stopped", reason)
+
+    def _is_all_done(self, opened: OpenRound) -> bool:
+        counts = opened.ledger.counts
+        if counts.todo or counts.doing or not self._is_period(opened.id):
+            return False
+        # What is recorded becomes tasks in a moment.
+        return len(self.rounds.takes.table(opened.id.number)) <= len(opened.table)
 
     def end_unsaved(self, why: str) -> None:
         """End a job that is all done without its last checkpoint."""
@@ -233,6 +335,21 @@ class JobCore:
                 log.warning("%s: %s; %s tasks %s go back", worker, why, opened.id, tasks)
             self._came_back(opened)
 
+    def _look_at_scores(self) -> None:
+        """End a window of progressive metrics that is full or whose time is over.
+
+        It comes after the tasks that are counted are staged as done. An alert may stop the job,
+        unless all of it is trained.
+        """
+        if self.progressive is None or self.is_over or self.schedule.outcome is not None:
+            return
+        window = self.progressive.window
+        why_stop = self.progressive.look(self.schedule.steps, self.now())
+        if self.progressive.window != window:
+            self.stage_state()
+        if why_stop:
+            self.end("stopped", why_stop)
+
     def _came_back(self, opened: OpenRound) -> None:
         """Stage that tasks of a round are to do again, and wake those who wait for one."""
         self.rounds.stage(opened)
@@ -256,6 +373,7 @@ class JobCore:
         round_id: RoundId,
         done: TaskBits | None = None,
         dead_letters: Iterable[DeadLetter] = (),
+        begun_scores: Mapping[tuple[int, int], bytes] | None = None,
     ) -> OpenRound:
         return self.rounds.open(
             round_id,
@@ -264,4 +382,6 @@ class JobCore:
             steps=self.schedule.steps,
             done=done,
             dead_letters=dead_letters,
+            begun_scores=begun_scores,
+            is_sealed=self._is_sealed(round_id),
         )

@@ -10,6 +10,7 @@ Each event is a method. Follow one from here:
 | checkpoints | a checkpoint is due, written or missing | ``take_checkpoint_due`` |
 | restores | the cluster was restored, or rows are lost | ``rows_are``, ``follow`` |
 | orders | a user or a rule wants something | ``stop``, ``scale``, ``retry_dead_letters`` |
+| streams | data without an end have grown | ``plan_take``, ``take`` |
 | upkeeps | the rows are seen to at the end of a pass | ``keep_rows``, ``note_upkeep`` |
 | timers | time passes | ``expire``, ``plan_lease_ttl`` |
 
@@ -25,6 +26,7 @@ from backstay.job_engine.events.checkpoints import CheckpointEvents
 from backstay.job_engine.events.orders import OrderEvents
 from backstay.job_engine.events.restores import RestoreEvents
 from backstay.job_engine.events.rounds import RoundEvents
+from backstay.job_engine.events.streams import StreamEvents
 from backstay.job_engine.events.tasks import TaskEvents
 from backstay.job_engine.events.timers import TimerEvents
 from backstay.job_engine.events.upkeeps import UpkeepEvents
@@ -41,6 +43,7 @@ class JobEngine(
     UpkeepEvents,
     RestoreEvents,
     OrderEvents,
+    StreamEvents,
     TimerEvents,
 ):
     """One job; not thread-safe."""

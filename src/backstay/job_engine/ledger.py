@@ -80,6 +80,7 @@ class TaskLedger:
         dead_letters: Iterable[DeadLetter] = (),
         sizes: Sizes | None = None,
         keeps_streams: bool = False,
+        is_sealed: bool = True,
     ) -> None:
         """Begin a round, or go on with one from its journal (then ``adopt`` what is leased).
 
@@ -95,6 +96,8 @@ class TaskLedger:
             dead_letters: The tasks that are dead-lettered.
             sizes: Batches of each task, shape (size,); None: they are not counted.
             keeps_streams: Whether tasks have streams that must be closed (training).
+            is_sealed: Whether no task is added any more. Else ``grow`` adds some, and
+                ``order_seed`` is None.
 
         Raises:
             InvalidRequest: ``done`` or ``dead_letters`` do not fit the number of tasks.
@@ -106,6 +109,9 @@ class TaskLedger:
         self.lease_ttl_s = limits.lease_ttl_s
         self._next_attempt = first_attempt
         self._cut = False
+        if order_seed is not None and not is_sealed:
+            raise InvalidRequest(f"{round_id}: a round that grows has no order but its numbers")
+        self._sealed = is_sealed
         self._keeps_streams = keeps_streams
         done = TaskBits(size) if done is None else done.copy()
         if done.size != size:
@@ -388,6 +394,32 @@ class TaskLedger:
             if self._keeps_streams:
                 self._open_stream(task, NOBODY, 0)
 
+    # A round that grows.
+
+    def grow(self, size: int, sizes: Sizes | None) -> None:
+        """Add tasks, which are given out after the others.
+
+        Args:
+            size: The number of all tasks now.
+            sizes: Batches of each of the new tasks; None: they are not counted.
+
+        Raises:
+            InvalidRequest: The round is sealed, or had more tasks before.
+        """
+        if self._sealed or size < self._size:
+            raise InvalidRequest(f"{self.round_id}: {size} tasks instead of {self._size}")
+        self._tasks.grow(task_order(None, size), sizes)
+        self._size = size
+
+    def seal(self) -> None:
+        """Add no tasks any more: the round is over when those that it has are."""
+        self._sealed = True
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether no task is added any more."""
+        return self._sealed
+
     # The journal.
 
     def adopt(self, worker: str, leased: LeasedTask, now_s: float) -> bool:
@@ -463,8 +495,10 @@ class TaskLedger:
 
     @property
     def is_over(self) -> bool:
-        """Whether every task is done or dead-lettered, or the round was cut short."""
-        return self._cut or len(self.done) + len(self._dead_letters) == self._size
+        """Whether every task is done or dead-lettered and none is added, or it was cut short."""
+        if self._cut:
+            return True
+        return self._sealed and len(self.done) + len(self._dead_letters) == self._size
 
     @property
     def is_cut_short(self) -> bool:

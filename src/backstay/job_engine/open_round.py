@@ -13,10 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from backstay.consensus.records.keys import JobKeys
 from backstay.job.metrics import METRICS
 from backstay.job_engine.ledger import NOBODY, TaskLedger
+from backstay.job_engine.period_takes import PeriodTakes
 from backstay.job_engine.records import Records
+from backstay.job_engine.round_scores import RoundScores
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import DeadLetter, LeasedTask, LedgerLimits
 from backstay.job_spec import JobSpec
@@ -44,6 +49,7 @@ class OpenRound:
         outputs: Of an evaluation: what its tasks have brought.
         metrics: Of an evaluation: what to compute from the outputs, by name.
         steps: Steps of the job when the round was opened.
+        scores: Progressive metrics: what was predicted of tasks that are not done.
     """
 
     id: RoundId
@@ -52,6 +58,7 @@ class OpenRound:
     outputs: RoundOutputs = field(default_factory=RoundOutputs)
     metrics: dict[str, str] = field(default_factory=dict)
     steps: int = 0
+    scores: RoundScores = field(default_factory=RoundScores)
 
     @property
     def is_evaluation(self) -> bool:
@@ -71,6 +78,9 @@ class OpenRound:
         if self.is_evaluation:
             return changed.workers
         name, ledger = str(self.id), self.ledger
+        for task in changed.dead_letters:
+            # Whoever tries it again goes on behind its acknowledged batches.
+            self.record_scores(records, keys, task, self.scores.batches(task))
         for number in changed.chunks:
             records.stage(keys.done(name, number), partial(_done_text, ledger, number))
         for task in changed.dead_letters:
@@ -88,6 +98,15 @@ class OpenRound:
             records.stage(
                 keys.dead_letters(name, task), partial(_dead_letter_text, self.ledger, task)
             )
+        for task, batches in self.scores.recorded():
+            text = self.scores.text(task, batches)
+            records.stage_text(keys.progressive_begun(name, task, batches), text)
+
+    def record_scores(self, records: Records, keys: JobKeys, task: int, batches: int) -> None:
+        """Have the journal write the scores of the batches before an attempt's first one."""
+        text = self.scores.begin(task, batches)
+        if text is not None:
+            records.stage_text(keys.progressive_begun(str(self.id), task, batches), text)
 
     def erase(self, records: Records, keys: JobKeys, *, keeps_done: bool = False) -> None:
         """Have the journal remove all records of this round.
@@ -108,6 +127,29 @@ class OpenRound:
             records.stage_removal(keys.dead_letters(name, task))
         for worker in sorted({NOBODY, *self.ledger.workers, *changed.workers}):
             records.stage_removal(keys.leased(name, worker))
+        for task, batch in self.scores.recorded():
+            records.stage_removal(keys.progressive_begun(name, task, batch))
+
+    def grow(self, table: TaskTable, batch_size: int) -> None:
+        """Have more tasks: those of a longer table, which is recorded."""
+        more = len(table) - len(self.table)
+        sizes = table.batches(batch_size)[len(self.table) :] if more else None
+        self.ledger.grow(len(table), sizes)
+        self.table = table
+
+    def records_ahead(self) -> int:
+        """Return how many records its tasks have that are neither done nor dead-lettered."""
+        return self.table.records - self.table.records_of(self._over())
+
+    def firsts_ahead(self) -> list[tuple[str, int]]:
+        """Return the shards of these tasks, each with the first record of the first one."""
+        return self.table.firsts(~self._over())
+
+    def _over(self) -> npt.NDArray[np.bool_]:
+        """Return which tasks are done or dead-lettered, shape (tasks,)."""
+        over = self.ledger.done.to_array().astype(bool)
+        over[list(self.ledger.dead_letters)] = True
+        return over
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of an evaluation; may take seconds, so call it in a thread."""
@@ -145,7 +187,7 @@ def _worker_text(ledger: TaskLedger, worker: str) -> str | None:
 
 def open_round(
     round_id: RoundId,
-    tables: Mapping[str, TaskTable],
+    table: TaskTable,
     spec: JobSpec,
     *,
     first_attempt: int,
@@ -153,13 +195,14 @@ def open_round(
     steps: int,
     done: TaskBits | None = None,
     dead_letters: Iterable[DeadLetter] = (),
+    begun_scores: Mapping[tuple[int, int], bytes] | None = None,
+    is_sealed: bool = True,
 ) -> OpenRound:
     """Return a round that begins, or that continues what the journal or a checkpoint has of it.
 
     Raises:
         InvalidRequest: What is done or dead-lettered is not of this data.
     """
-    table = round_table(tables, round_id)
     trains = round_id.kind is RoundKind.TRAINING
     # Two workers must not save the model at once.
     speculative = round_id.kind is not RoundKind.TRAIN_END
@@ -173,8 +216,11 @@ def open_round(
         dead_letters=dead_letters,
         sizes=table.batches(spec.batch_size) if trains else None,
         keeps_streams=trains,
+        is_sealed=is_sealed,
     )
-    return OpenRound(round_id, table, ledger, steps=steps)
+    by = "" if spec.progressive is None else spec.progressive.by
+    scores = RoundScores(by, begun_scores)
+    return OpenRound(round_id, table, ledger, steps=steps, scores=scores)
 
 
 def _limits(spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True) -> LedgerLimits:
@@ -203,6 +249,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         spec: JobSpec,
         keys: JobKeys,
         records: Records,
+        takes: PeriodTakes,
     ) -> None:
         """Begin with the rounds that the records know.
 
@@ -212,12 +259,14 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             spec: Of the job.
             keys: The job's keys.
             records: Where changes go.
+            takes: What its periods have taken, if its training data have no end.
         """
         self._rounds = dict(rounds)
         self._tables = tables
         self._spec = spec
         self._keys = keys
         self._records = records
+        self.takes = takes
         # Called with the workers whose leases have changed; None: perhaps all of them.
         self.on_leases: Callable[[Iterable[str] | None], None] = lambda _: None
 
@@ -239,19 +288,29 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         steps: int,
         done: TaskBits | None = None,
         dead_letters: Iterable[DeadLetter] = (),
+        begun_scores: Mapping[tuple[int, int], bytes] | None = None,
+        is_sealed: bool = True,
     ) -> OpenRound:
         """Return a round of the job, and keep it; see ``open_round``."""
         opened = self._rounds[round_id] = open_round(
             round_id,
-            self._tables,
+            self._table(round_id),
             self._spec,
             first_attempt=first_attempt,
             task_lease_ttl_ms=task_lease_ttl_ms,
             steps=steps,
             done=done,
             dead_letters=dead_letters,
+            begun_scores=begun_scores,
+            is_sealed=is_sealed,
         )
         return opened
+
+    def _table(self, round_id: RoundId) -> TaskTable:
+        """Return the tasks of a round."""
+        if self._spec.is_stream and round_id.kind is RoundKind.TRAINING:
+            return self.takes.table(round_id.number)
+        return round_table(self._tables, round_id)
 
     def forget(self, round_id: RoundId) -> None:
         """Forget a round of which nothing is recorded."""
@@ -265,7 +324,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         """
         for number in passes:
             closed = RoundId(RoundKind.TRAINING, number)
-            for chunk in range(-(-len(round_table(self._tables, closed)) // CHUNK_TASKS)):
+            for chunk in range(-(-len(self._table(closed)) // CHUNK_TASKS)):
                 self._records.stage_removal(self._keys.done(str(closed), chunk))
         for opened in self._rounds.values():
             opened.erase(self._records, self._keys)

@@ -14,16 +14,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from backstay.consensus.records.jobs import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.errors import InvalidRequest, JobRefused
+from backstay.job_engine.ledger import NOBODY
 from backstay.job_engine.open_round import OpenRound, open_round
+from backstay.job_engine.period_takes import tables_of
 from backstay.job_engine.progress import KeptJob
 from backstay.job_engine.records import Records
+from backstay.job_engine.round_scores import RoundScores, begun_scores
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
-from backstay.job_engine.values import DeadLetter, Failure, WorkerRecord, first_attempt
+from backstay.job_engine.values import (
+    DeadLetter,
+    Failure,
+    LeasedTask,
+    WorkerRecord,
+    first_attempt,
+)
 from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.job_spec import JobSpec
 from backstay.schedule.damaged import DamagedRecords
@@ -71,6 +81,8 @@ class OpenedJob(NamedTuple):
         workers: How many worker processes there are to be, and which.
         rounds: The rounds of which the journal has records.
         damaged: Damaged records of the data, as far as known.
+        progressive: What is recorded of progressive metrics, as ``Progressive`` takes it.
+        takes: What periods have taken of training data without an end, by the number of the period.
     """
 
     spec: JobSpec
@@ -81,6 +93,8 @@ class OpenedJob(NamedTuple):
     workers: WorkerSet
     rounds: Mapping[RoundId, OpenRound]
     damaged: DamagedRecords
+    progressive: Mapping[str, str] = MappingProxyType({})
+    takes: Mapping[int, TaskTable] = MappingProxyType({})
 
 
 def new_job(spec: JobSpec, tables: Mapping[str, TaskTable], identity: JobSpecRecord) -> OpenedJob:
@@ -196,6 +210,22 @@ class RecordedJob:
         }
         return {RoundId.parse(name) for name in names}
 
+    def takes(self) -> dict[int, TaskTable]:
+        """Return what periods have taken of training data without an end.
+
+        Raises:
+            InvalidRequest: A record cannot be read, or one is missing.
+        """
+        return tables_of(self.below(self._keys.all_takes))
+
+    def without_rounds(self) -> tuple[RecordedJob, list[str]]:
+        """Return the job without what is recorded of its rounds, and the keys of that."""
+        keys = self._keys
+        prefixes = (keys.all_takes, keys.all_done, keys.all_leased, keys.all_dead_letters)
+        gone = [key for key in self._texts if key.startswith((*prefixes, keys.all_damaged))]
+        kept = {key: text for key, text in self._texts.items() if key not in set(gone)}
+        return RecordedJob(kept, keys), gone
+
 
 def new_state(incarnation: StateIncarnation) -> JobStateRecord:
     """Return where a new job stands: it begins with these rows, whatever was restored before."""
@@ -231,8 +261,14 @@ def opened_job(
     Raises:
         InvalidRequest: A record cannot be read, or is not of this data.
     """
+    if state.stream is not None and state.stream.is_replaced:
+        # A job master died while it took the job back to a checkpoint. This one does that again.
+        recorded, gone = recorded.without_rounds()
+        for key in gone:
+            records.stage_removal(key)
     schedule, workers = Schedule.of(spec, state.schedule), _workers(spec, state)
-    rounds = _rounds(recorded, keys, records, spec, tables, schedule, state, now_s)
+    takes = recorded.takes()
+    rounds = _rounds(recorded, keys, records, spec, tables, takes, schedule, state, now_s)
     has_ended = state.state == "done" and schedule.outcome is not None
     if owner and owner == state.owner:
         # A job that is unsaved goes on: its last checkpoint is tried again.
@@ -245,7 +281,10 @@ def opened_job(
     records.stage_text(keys.spec, identity.to_json())
     damaged = DamagedRecords()
     damaged.learn(recorded.below(keys.all_damaged))
-    return OpenedJob(spec, identity, state, tables, schedule, workers, rounds, damaged)
+    progressive = recorded.below(keys.all_progressive)
+    return OpenedJob(
+        spec, identity, state, tables, schedule, workers, rounds, damaged, progressive, takes
+    )
 
 
 def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
@@ -274,12 +313,14 @@ def _rounds(
     records: Records,
     spec: JobSpec,
     tables: Mapping[str, TaskTable],
+    takes: Mapping[int, TaskTable],
     schedule: Schedule,
     state: JobStateRecord,
     now_s: float,
 ) -> dict[RoundId, OpenRound]:
     """Return the rounds that there are records of, with the leases of their workers."""
     rounds: dict[RoundId, OpenRound] = {}
+    sealed = state.stream.sealed if state.stream is not None else 0
     for round_id in sorted(recorded.rounds() | set(schedule.dead_letters), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
@@ -292,11 +333,15 @@ def _rounds(
                     records.stage_removal(f"{prefix}{round_id}/{key}")
             if not workers:
                 continue
-        size = len(round_table(tables, round_id))
-        done, dead_letters = _ended_tasks(recorded, keys, records, schedule, round_id, size)
+        is_period = spec.is_stream and round_id.kind is RoundKind.TRAINING
+        table = round_table(tables, round_id)
+        if is_period:
+            table = takes.get(round_id.number, table)
+        done, dead_letters = _ended_tasks(recorded, keys, records, schedule, round_id, len(table))
+        begun = _begun_scores(recorded, keys, spec, round_id)
         opened = open_round(
             round_id,
-            tables,
+            table,
             spec,
             first_attempt=first_attempt(state.starts + 1),
             # A worker counts on the time that it was told by an earlier job master.
@@ -304,12 +349,42 @@ def _rounds(
             steps=schedule.steps,
             done=done,
             dead_letters=dead_letters,
+            begun_scores=begun,
+            is_sealed=not is_period or round_id.number <= sealed,
         )
         for key, text in workers.items():
             record = WorkerRecord.from_json(text)
+            if begun is not None:
+                record = _as_far_as_scored(record, opened.scores)
             opened.ledger.adopt_worker(keys.worker_of(key), record, now_s)
+        for task in opened.scores.tasks():
+            # Its lease may have been recorded before that.
+            known = LeasedTask(task, 0, opened.scores.batches(task))
+            opened.ledger.adopt(NOBODY, known, now_s)
         rounds[round_id] = opened
     return rounds
+
+
+def _begun_scores(
+    recorded: RecordedJob, keys: JobKeys, spec: JobSpec, round_id: RoundId
+) -> dict[tuple[int, int], bytes] | None:
+    """Return the scores that attempts of a round began with; None: the job has no such metrics."""
+    if spec.progressive is None or round_id.kind is not RoundKind.TRAINING:
+        return None
+    texts = recorded.below(keys.all_progressive)
+    return begun_scores(texts, str(round_id), spec.progressive.by)
+
+
+def _as_far_as_scored(record: WorkerRecord, scores: RoundScores) -> WorkerRecord:
+    """Return a worker's record with no batches acknowledged whose scores are not recorded.
+
+    They are done again, unless a worker tells their scores once more.
+    """
+    leased = (
+        one._replace(acknowledged=min(one.acknowledged, scores.batches(one.task)))
+        for one in record.leased
+    )
+    return replace(record, leased=tuple(leased))
 
 
 def _ended_tasks(

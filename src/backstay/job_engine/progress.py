@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
+from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord, StreamRecord
 from backstay.errors import InvalidRequest
+from backstay.job_engine.period_takes import tables_of
 from backstay.job_engine.task_store import TaskBits
 from backstay.job_engine.values import DeadLetter
 from backstay.json_record import Count, JsonRecord, dump
-from backstay.schedule.rounds import RoundId
+from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
 
 __all__ = ["JobProgress", "KeptJob", "RoundProgress", "kept_job"]
@@ -56,6 +58,10 @@ class JobProgress:
         inexact: Since when and why records may count never or twice; empty: each counts once.
         damaged: Damaged records of the data, as ``DamagedRecords.learn`` takes them.
         passes_begun: Training passes of which a task was given out, or may have been.
+        progressive: What is counted of predictions, as ``Progressive`` takes it.
+        stream: How far it is in training data without an end; None: they have one.
+        takes: What periods have taken of such data, by the number of the period. Later ones than
+            that of the schedule are taken again as they are: slots may have something of them.
     """
 
     job_uid: str
@@ -65,6 +71,9 @@ class JobProgress:
     inexact: str = ""
     damaged: Mapping[str, str] = field(default_factory=dict)
     passes_begun: int = 0
+    progressive: Mapping[str, str] = field(default_factory=dict)
+    stream: StreamRecord | None = None
+    takes: Mapping[int, TaskTable] = field(default_factory=dict)
 
 
 class KeptJob(NamedTuple):
@@ -77,6 +86,8 @@ class KeptJob(NamedTuple):
         dead_letters: Its dead-lettered tasks, by round and task.
         damaged: Damaged records of its data, by data and part.
         is_current: Whether it had followed the cluster's last restore when they were read.
+        progressive: What was counted of predictions.
+        takes: What its periods have taken, by round and part.
     """
 
     identity: JobSpecRecord
@@ -85,6 +96,8 @@ class KeptJob(NamedTuple):
     dead_letters: Mapping[str, str]
     damaged: Mapping[str, str]
     is_current: bool
+    progressive: Mapping[str, str] = MappingProxyType({})
+    takes: Mapping[str, str] = MappingProxyType({})
 
     def progress(self, tables: Mapping[str, TaskTable]) -> JobProgress:
         """Return how far the job was.
@@ -100,7 +113,8 @@ class KeptJob(NamedTuple):
             if self.state.data.get(name) != table.digest():
                 raise InvalidRequest(f"the {name} data are not the data of the progress")
         names = {key.partition("/")[0] for key in (*self.done, *self.dead_letters)}
-        rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
+        takes = tables_of(self.takes)
+        rounds = {RoundId.parse(name): self._round(name, tables, takes) for name in names}
         state = self.state
         return JobProgress(
             self.identity.uid,
@@ -110,10 +124,18 @@ class KeptJob(NamedTuple):
             state.inexact,
             self.damaged,
             state.passes_begun,
+            self.progressive,
+            state.stream,
+            takes,
         )
 
-    def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
-        table = round_table(tables, RoundId.parse(name))
+    def _round(
+        self, name: str, tables: Mapping[str, TaskTable], takes: Mapping[int, TaskTable]
+    ) -> RoundProgress:
+        round_id = RoundId.parse(name)
+        table = round_table(tables, round_id)
+        if round_id.kind is RoundKind.TRAINING:
+            table = takes.get(round_id.number, table)
         return RoundProgress(
             size=len(table),
             table_digest=table.digest(),
@@ -157,8 +179,10 @@ def kept_job(progress: Any, job: str) -> KeptJob | None:
         done=form.done,
         dead_letters=form.dead_letters,
         damaged=form.damaged,
+        takes=form.takes,
         is_current=(state.restore_version, state.generation)
         == (found.restore_version, found.generation),
+        progressive=form.progressive,
     )
 
 
@@ -172,7 +196,7 @@ class _JobsForm(JsonRecord, what="progress of jobs"):
 
 
 @dataclass(frozen=True)
-class _JobForm(JsonRecord, what="progress of a job"):
+class _JobForm(JsonRecord, what="progress of a job", added=("progressive", "takes")):
     """The records of one job, as JSON."""
 
     spec: str
@@ -180,3 +204,5 @@ class _JobForm(JsonRecord, what="progress of a job"):
     done: Mapping[str, str]
     dead_letters: Mapping[str, str]
     damaged: Mapping[str, str]
+    progressive: Mapping[str, str] = field(default_factory=dict)
+    takes: Mapping[str, str] = field(default_factory=dict)

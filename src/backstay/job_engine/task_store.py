@@ -59,6 +59,11 @@ class TaskBits:
         """The number of tasks of the round."""
         return self._size
 
+    def grow(self, size: int) -> None:
+        """Have the set be one of a round that has more tasks now: ``size``, not fewer."""
+        self._bytes.extend(bytes(-(-size // 8) - len(self._bytes)))
+        self._size = size
+
     def add(self, task: int) -> None:
         """Put a task, which must be one of the round, into the set."""
         if task not in self:
@@ -181,12 +186,27 @@ class TaskStore:
         if sizes is not None:
             self.batches = int(sizes[done.to_array().astype(bool)].sum(dtype=np.int64))
             self.batches += sum(batches - int(sizes[task]) for task, batches in done.odd_sizes())
-        # The order of giving out: tasks that came back, then the others once over, then the rest.
+        # The order of giving out: tasks that came back, then the others once over, then the rest:
+        # each after all tasks that there were when it was put back.
         self._order = order
         self._passed = 0
         self._front: deque[int] = deque()
-        self._back: deque[int] = deque()
+        self._back: deque[tuple[int, int]] = deque()
         self._queued: set[int] = set()
+
+    def grow(self, order: Sequence[int], sizes: Sizes | None) -> None:
+        """Have more tasks, which are to do after those that there are.
+
+        Args:
+            order: Every task of the round; begins with the order of before.
+            sizes: Batches of each of the new tasks; None exactly if it was so of the others.
+        """
+        more = len(order) - self.done.size
+        self.done.grow(len(order))
+        self._counts[State.TODO] += more
+        self._order = order
+        if self._sizes is not None and sizes is not None:
+            self._sizes = np.concatenate([self._sizes, sizes])
 
     def __getitem__(self, number: int) -> Task:
         """Return a task's record; it is made if there is none."""
@@ -278,9 +298,13 @@ class TaskStore:
 
     def put_back(self, number: int, *, to_front: bool) -> None:
         """Put a task that was taken before back: before or after all that were never taken."""
-        if number not in self._queued:
-            self._queued.add(number)
-            (self._front if to_front else self._back).append(number)
+        if number in self._queued:
+            return
+        self._queued.add(number)
+        if to_front:
+            self._front.append(number)
+        else:
+            self._back.append((number, len(self._order)))
 
     def take_next(self) -> Task | None:
         """Take the next task to do out of the queue; None if there is none."""
@@ -294,11 +318,11 @@ class TaskStore:
     def _take(self) -> int | None:
         if self._front:
             number = self._front.popleft()
+        elif self._back and self._back[0][1] <= self._passed:
+            number, _ = self._back.popleft()
         elif self._passed < len(self._order):
             self._passed += 1
             return self._order[self._passed - 1]
-        elif self._back:
-            number = self._back.popleft()
         else:
             return None
         self._queued.discard(number)

@@ -2,7 +2,7 @@
 
 A damaged record belongs to the data, not to a pass: every worker meets the same ones each time it
 reads the task. So each counts once, over passes, speculative attempts, tries and restores. One pass
-over the data finds all of them. Imports
+over the data finds all of them. Each period of a stream has data of its own. Imports
 ``backstay.errors`` and ``json_record``; does no I/O.
 """
 
@@ -21,7 +21,7 @@ PART_TASKS = 4096
 
 
 class DamagedRecords:
-    """The damaged records of each task, by the data: ``training``, ``validation``, ...
+    """The damaged records of each task, by the data: ``training``, ``validation``, ...; a period.
 
     No task without any is kept.
     """
@@ -53,6 +53,15 @@ class DamagedRecords:
     def total(self) -> int:
         """How many there are in all of the job's data, as far as known."""
         return sum(map(self.of_data, self._counts))
+
+    @property
+    def names(self) -> list[str]:
+        """The data of which any are known."""
+        return [name for name, known in self._counts.items() if known]
+
+    def forget(self, data: str) -> list[int]:
+        """Forget those of a data; returns the numbers of the parts that had any."""
+        return sorted(set(map(self.part_of, self._counts.pop(data, {}))))
 
     @staticmethod
     def part_of(task: int) -> int:

@@ -38,8 +38,11 @@ _KINDS = {
 
 
 def task_order_seed(spec: JobSpec, round_id: RoundId) -> int | None:
-    """Return the seed of the order of a round's tasks; None: as they are numbered."""
-    if round_id.kind is not RoundKind.TRAINING or spec.shuffle == "none":
+    """Return the seed of the order of a round's tasks; None: as they are numbered.
+
+    Those of a period are taken one after the other, so it has no other order.
+    """
+    if round_id.kind is not RoundKind.TRAINING or spec.shuffle == "none" or spec.is_stream:
         return None
     return order_seed(spec.seed, round_id)
 

@@ -21,7 +21,14 @@ from backstay.job_spec import EarlyStop, JobSpec
 from backstay.json_record import Count, JsonRecord
 from backstay.schedule.rounds import RoundId, RoundKind
 
-__all__ = ["Outcome", "Schedule", "SchedulePlan", "is_cut_short", "recorded_dead_letters"]
+__all__ = [
+    "Outcome",
+    "Schedule",
+    "SchedulePlan",
+    "is_cut_short",
+    "recorded_dead_letters",
+    "recorded_passes",
+]
 
 Outcome = Literal["finished", "finished_with_dead_letters"]
 
@@ -31,7 +38,9 @@ class SchedulePlan:
     """What a job consists of.
 
     Attributes:
-        passes: Training passes; 0 for a job that only evaluates or predicts.
+        passes: Training passes; 0 for a job that only evaluates or predicts, or is endless.
+        endless: Whether training passes, which are periods then, follow each other until something
+            else ends the training.
         evaluates: Whether there is validation data.
         evaluation_every_steps: Steps between evaluations; 0 evaluates after each pass.
         max_steps: Training ends after so many steps; 0 for no such limit.
@@ -41,6 +50,7 @@ class SchedulePlan:
     """
 
     passes: int = 1
+    endless: bool = False
     evaluates: bool = False
     evaluation_every_steps: int = 0
     max_steps: int = 0
@@ -52,19 +62,31 @@ class SchedulePlan:
         for name in ("passes", "evaluation_every_steps", "max_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be at least 0")
-        if not (self.passes or self.evaluates or self.predicts):
+        if self.endless and self.passes:
+            raise ConfigError(f"passes = {self.passes}: must be 0 for training without an end")
+        if not (self.trains or self.evaluates or self.predicts):
             raise ConfigError(
                 "the job has no data: neither to train on, to evaluate nor to predict"
             )
-        if self.early_stop is not None and not (self.passes and self.evaluates):
+        if self.early_stop is not None and not (self.trains and self.evaluates):
             raise ConfigError("early_stop: needs training and validation data")
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is training data."""
+        return self.endless or self.passes > 0
+
+    def has_pass_after(self, passes: int) -> bool:
+        """Return whether another training pass follows so many."""
+        return self.endless or passes < self.passes
 
     @classmethod
     def of(cls, spec: JobSpec) -> SchedulePlan:
         """Return what a job consists of."""
         trains = spec.training is not None
         return cls(
-            passes=spec.epochs if trains else 0,
+            passes=spec.epochs if trains and not spec.is_stream else 0,
+            endless=spec.is_stream,
             evaluates=spec.validation is not None,
             evaluation_every_steps=spec.evaluation_every_steps,
             max_steps=spec.max_steps,
@@ -81,13 +103,13 @@ class Schedule:
         """Begin a job with its first round open."""
         self._plan = plan
         self._passes_over = 0
-        self._training_over = plan.passes == 0
+        self._training_over = not plan.trains
         # Steps of the passes that are over for good, and of others as they were counted last.
         self._steps_over = 0
         self._steps_of: dict[RoundId, int] = {}
         # The round that is open, else 0; whether another waits; the steps at the last one's start.
         self._evaluation = 0
-        self._evaluation_waits = plan.passes == 0 and plan.evaluates
+        self._evaluation_waits = not plan.trains and plan.evaluates
         self._evaluations = 0
         self._evaluated_steps = 0
         # So many times ``evaluation_every_steps`` were done when one was due last.
@@ -95,7 +117,7 @@ class Schedule:
         self._metrics: dict[str, float] = {}
         self._best: float | None = None
         self._not_better = 0
-        self._train_end_due = plan.train_end and plan.passes > 0
+        self._train_end_due = plan.train_end and plan.trains
         self._train_ends = 0
         self._predicted = not plan.predicts
         self._dead_letters: dict[RoundId, int] = {}
@@ -144,7 +166,8 @@ class Schedule:
         if self._training_over:
             return noted
         # The pass that comes next may have begun while they were saved.
-        return max(noted, min(self._passes_over + 1, self._plan.passes))
+        has_next = self._plan.has_pass_after(self._passes_over)
+        return max(noted, self._passes_over + has_next)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -237,7 +260,7 @@ class Schedule:
             self._passes_over += 1
             if self._plan.evaluates and not self._plan.evaluation_every_steps:
                 self._evaluation_waits = True
-            if self._passes_over >= self._plan.passes:
+            if not self._plan.has_pass_after(self._passes_over):
                 self._end_training("")
         elif round_id.kind is RoundKind.EVALUATION:
             self._evaluation = 0
@@ -392,7 +415,7 @@ class Schedule:
         A pass that was cut short (max_steps, early stop) is never taken up again: the streams of
         its unfinished tasks are closed.
         """
-        has_more = self._passes_over < self._plan.passes
+        has_more = self._plan.has_pass_after(self._passes_over)
         if self._training_over and not self._reason and has_more:
             self._training_over = False
             self._ended = None
@@ -415,6 +438,18 @@ def is_cut_short(record: str) -> bool:
         return False
     form = _Form.from_json(record)
     return form.training_over and bool(form.reason)
+
+
+def recorded_passes(record: str) -> int:
+    """Return how many training passes are over.
+
+    Args:
+        record: What ``Schedule.to_json`` wrote; empty: the job has not begun.
+
+    Raises:
+        InvalidRequest: It is no such string.
+    """
+    return _Form.from_json(record).passes_over if record else 0
 
 
 def recorded_dead_letters(record: str) -> int:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +61,10 @@ class TaskRecords:
 
 
 class TaskTable:
-    """All tasks of a round, by number from 0; it never changes."""
+    """All tasks of a round, by number from 0; it never changes.
+
+    Where data grow, ``with_shards`` gives a longer one in which each task keeps its number.
+    """
 
     __slots__ = ("_first_tasks", "_names", "_records", "_size", "records_per_task")
 
@@ -110,6 +113,22 @@ class TaskTable:
             [shard.name for shard in found], [shard.records for shard in found], records_per_task
         )
 
+    def with_shards(self, names: Sequence[str], records: Sequence[int]) -> TaskTable:
+        """Return the table with more shards at its end; see the constructor for errors."""
+        more = TaskTable(names, records, self.records_per_task)
+        if not set(names).isdisjoint(self._names):
+            twice = next(name for name in names if name in self._names)
+            raise InvalidRequest(f"shard {twice!r} is there twice: its records would count twice")
+        if self._size + len(more) > TASKS_MAX:
+            raise LimitExceeded(f"more than {TASKS_MAX} tasks: raise records_per_task")
+        longer = TaskTable((), (), self.records_per_task)
+        longer._names = self._names + more._names
+        longer._records = self._records + more._records
+        firsts = (self._size + first for first in more._first_tasks)
+        longer._first_tasks = self._first_tasks + array("q", firsts)
+        longer._size = self._size + len(more)
+        return longer
+
     def __len__(self) -> int:
         """Return the number of tasks."""
         return self._size
@@ -134,14 +153,59 @@ class TaskTable:
         """The number of records of all tasks."""
         return sum(self._records)
 
+    @property
+    def shards(self) -> Iterator[tuple[str, int]]:
+        """The names of all shards and their numbers of records, in order."""
+        return zip(self._names, self._records, strict=True)
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards."""
+        return len(self._names)
+
     def batches(self, batch_size: int) -> npt.NDArray[np.uint32]:
         """Return how many batches of so many records each task has, shape (tasks,)."""
-        per_task = self.records_per_task
-        batches = np.full(self._size, -(-per_task // batch_size), np.uint32)
-        for first, count in zip(self._first_tasks, self._records, strict=True):
-            if count % per_task:
-                batches[first + count // per_task] = -(-(count % per_task) // batch_size)
+        batches = np.full(self._size, -(-self.records_per_task // batch_size), np.uint32)
+        tasks, records = self._short_tasks()
+        batches[tasks] = -(-records // batch_size)
         return batches
+
+    def records_of(self, tasks: npt.NDArray[np.bool_]) -> int:
+        """Return how many records some tasks have together.
+
+        Args:
+            tasks: Which, shape (tasks,).
+        """
+        short, records = self._short_tasks()
+        lacking = (self.records_per_task - records)[tasks[short]]
+        return int(np.count_nonzero(tasks)) * self.records_per_task - int(lacking.sum())
+
+    def firsts(self, tasks: npt.NDArray[np.bool_]) -> list[tuple[str, int]]:
+        """Return where the first one of some tasks begins in each shard that has any of them.
+
+        Args:
+            tasks: Which, shape (tasks,).
+
+        Returns:
+            Names of shards, and the first record there.
+        """
+        numbers = np.flatnonzero(tasks)
+        if not len(numbers):
+            return []
+        firsts = np.array(self._first_tasks, np.int64)
+        # Shards without records begin where the next one does: the last of them has the task.
+        shards, at = np.unique(np.searchsorted(firsts, numbers, "right") - 1, return_index=True)
+        return [
+            (self._names[shard], int(numbers[one] - firsts[shard]) * self.records_per_task)
+            for shard, one in zip(shards.tolist(), at.tolist(), strict=True)
+        ]
+
+    def _short_tasks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the tasks that have fewer records than others, and how many each has."""
+        firsts, counts = (np.array(one, np.int64) for one in (self._first_tasks, self._records))
+        rest = counts % self.records_per_task
+        is_short = rest > 0
+        return (firsts + counts // self.records_per_task)[is_short], rest[is_short]
 
     def first_task_only(self) -> TaskTable:
         """Return the table of a round at the end of training: one task, of the first records."""
@@ -162,14 +226,15 @@ class TaskTable:
 
     def to_chunks(self, shards_per_chunk: int = 1024) -> list[str]:
         """Return the table as JSON strings of few enough shards for a record each; at least one."""
-        return [
-            _Chunk(
-                self.records_per_task,
-                tuple(self._names[at : at + shards_per_chunk]),
-                tuple(self._records[at : at + shards_per_chunk].tolist()),
-            ).to_json()
-            for at in range(0, max(1, len(self._names)), shards_per_chunk)
-        ]
+        count = -(-max(1, len(self._names)) // shards_per_chunk)
+        return [self.chunk(number, shards_per_chunk) for number in range(count)]
+
+    def chunk(self, number: int, shards_per_chunk: int) -> str:
+        """Return one of the strings of ``to_chunks``."""
+        part = slice(number * shards_per_chunk, (number + 1) * shards_per_chunk)
+        return _Chunk(
+            self.records_per_task, self._names[part], tuple(self._records[part].tolist())
+        ).to_json()
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[str]) -> TaskTable:
@@ -235,6 +300,12 @@ def shown_places(places: Sequence[str]) -> str:
 
 
 def round_table(tables: Mapping[str, TaskTable], round_id: RoundId) -> TaskTable:
-    """Return the tasks of a round, given those of the job's data by the names of their fields."""
+    """Return the tasks of a round, given those of the job's data by the names of their fields.
+
+    Training data without an end have no task here: each period has its own. The end of such a
+    training has one task all the same, of no records.
+    """
     table = tables[data_of(round_id.kind)]
-    return table.first_task_only() if round_id.kind is RoundKind.TRAIN_END else table
+    if round_id.kind is not RoundKind.TRAIN_END:
+        return table
+    return table.first_task_only() if len(table) else TaskTable(("",), (1,), 1)

@@ -139,6 +139,12 @@ def custom_data_reader(data_origin, count): return Reader(count)
             {"validation": "v.csv", "early_stop": {"metric": "aucc"}},
             "early_stop.metric: 'aucc' is none of the model file's eval_metrics (auc)",
         ),
+        (MODEL, {"progressive": {}}, "progressive.predictions: set it to probabilities or logits"),
+        (
+            MODEL,
+            {"progressive": {"predictions": "logits", "by": "y"}},
+            "progressive.by: the training data has no column 'y'; there are x",
+        ),
         (
             MODEL,
             {"training": None, "prediction": "p.csv"},

@@ -1,5 +1,6 @@
 """The ledger of a round, case by case; tests/property/test_task_ledger.py tries all the others."""
 
+import numpy as np
 import pytest
 
 from backstay.errors import ConfigError, InvalidRequest
@@ -68,6 +69,68 @@ def test_a_failed_task_is_tried_after_the_others() -> None:
     book = ledger(3)
     book.fail("w-0", 0, given(book, "w-0").attempt, WRONG)
     assert [given(book, "w-0").task for _ in range(3)] == [1, 2, 0]
+
+
+def growing(size: int) -> TaskLedger:
+    return TaskLedger(
+        ROUND,
+        size,
+        None,
+        LIMITS,
+        sizes=np.full(size, 2, np.uint32),
+        keeps_streams=True,
+        is_sealed=False,
+    )
+
+
+def test_a_round_that_grows_is_over_when_it_is_sealed_and_all_is_done() -> None:
+    book = growing(0)
+    assert (book.counts.total, book.is_over) == (0, False)
+    assert book.assign("w-0", 0.0) is None
+    book.grow(2, np.array([2, 3], np.uint32))
+    for _ in range(2):
+        grant = given(book, "w-0")
+        assert book.complete("w-0", grant.task, grant.attempt, 0.0, batches=2 + grant.task)
+    assert (book.batches, book.is_over) == (5, False)
+    book.grow(3, np.array([2], np.uint32))
+    assert book.counts.todo == 1
+    book.seal()
+    assert (book.batches, book.is_over) == (5, False)
+    grant = given(book, "w-0")
+    assert book.complete("w-0", grant.task, grant.attempt, 0.0, batches=1)
+    assert (book.batches, book.is_over) == (6, True)
+    # The third one had another number of batches than its records give.
+    assert take_changes(book).done == {0: "07 2:1"}
+
+
+def test_a_round_that_is_sealed_has_no_more_tasks() -> None:
+    for book, size in ((ledger(2), 3), (growing(2), 1)):
+        with pytest.raises(InvalidRequest, match=f"{size} tasks instead of 2"):
+            book.grow(size, None)
+    with pytest.raises(InvalidRequest, match="no order but its numbers"):
+        TaskLedger(ROUND, 2, 7, LIMITS, is_sealed=False)
+
+
+def test_a_failed_task_does_not_wait_for_all_that_comes_later() -> None:
+    book = growing(2)
+    book.fail("w-0", 0, given(book, "w-0").attempt, WRONG)
+    book.grow(4, np.array([2, 2], np.uint32))
+    assert [given(book, "w-0").task for _ in range(4)] == [1, 0, 2, 3]
+
+
+def test_a_round_that_has_grown_goes_on_from_its_journal() -> None:
+    book = growing(1)
+    book.grow(10, np.full(9, 2, np.uint32))
+    for _ in range(9):
+        grant = given(book, "w-0")
+        assert book.complete("w-0", grant.task, grant.attempt, 0.0, batches=2)
+        book.closed([grant.task])
+    again = TaskLedger(
+        ROUND, 10, None, LIMITS, done=TaskBits.from_chunks(10, book.done.chunks()), is_sealed=False
+    )
+    assert given(again, "w-1").task == 9
+    again.grow(11, None)
+    assert given(again, "w-1").task == 10
 
 
 def test_a_task_whose_worker_died_is_tried_before_the_others() -> None:

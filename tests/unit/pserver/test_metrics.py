@@ -19,8 +19,8 @@ from backstay.consensus.records.nodes import NodeRecord
 from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.consensus.records.routing import SlotReplicas
 from backstay.errors import ListenError
+from backstay.metrics_endpoint import REQUESTS_AT_ONCE_MAX, MetricsEndpoint
 from backstay.pserver.client.inspection import slots_short_of_copies
-from backstay.pserver.metrics.endpoint import REQUESTS_AT_ONCE_MAX, MetricsEndpoint
 from backstay.pserver.metrics.families import bucket_bounds_s
 from backstay.pserver.metrics.figures import (
     ControlFigures,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from backstay import _native
 from backstay.errors import ConfigError, LimitExceeded, TableConflict, UnknownTable
 from backstay.pserver.tables.registry import SPEC_BYTES_MAX, TableRegistry, differences
-from backstay.tables import SGD, Adagrad, TableSpec
+from backstay.tables import SGD, Adagrad, Capacity, Lifetime, TableSpec
 
 
 def registry(max_tables: int = 10) -> TableRegistry:
     return TableRegistry(
         canonical=_native.canonical_table,
+        fits=lambda spec_json: _native.check_table(spec_json, 64),
         id_of=_native.table_id,
         with_settings=_native.table_with_settings,
         max_tables=max_tables,
@@ -62,9 +64,23 @@ def test_a_conflict_shows_each_difference() -> None:
         tables.check(TableSpec.sparse("emb", 4, optimizer=SGD(0.1)).to_json())
 
 
+def test_what_the_cluster_cannot_have_is_refused_before_anything_is_written() -> None:
+    tables = registry()
+    spec = TableSpec.sparse("emb", 4, lifetime=Lifetime(capacity=Capacity(rows=2_000)))
+    table = tables.check(spec.to_json())
+    tables.add(table)
+    small = replace(spec, lifetime=Lifetime(capacity=Capacity(rows=100)))
+    refused = "rows is 100; allowed: at least 1024 in a cluster of 64 slots"
+    with pytest.raises(ConfigError, match=refused):
+        tables.changed(table, small.to_json())
+    with pytest.raises(ConfigError, match=refused):
+        registry().check(small.to_json())
+
+
 def test_a_twin_of_another_tables_id_is_refused() -> None:
     tables = TableRegistry(
         canonical=_native.canonical_table,
+        fits=lambda spec_json: _native.check_table(spec_json, 64),
         id_of=lambda _: 7,
         with_settings=_native.table_with_settings,
         max_tables=10,

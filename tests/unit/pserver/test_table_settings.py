@@ -195,6 +195,7 @@ class Nodes:
         for name in ("a", "b"):
             registry = TableRegistry(
                 canonical=_native.canonical_table,
+                fits=lambda spec_json: _native.check_table(spec_json, 64),
                 id_of=_native.table_id,
                 with_settings=_native.table_with_settings,
                 max_tables=10,

@@ -236,3 +236,44 @@ def test_plans_are_checked() -> None:
         SchedulePlan(max_steps=-1)
     with pytest.raises(InvalidRequest, match="-1 steps"):
         Schedule(PLAN).count_steps(RoundId.parse("training-1"), -1)
+
+
+def test_an_endless_job_has_period_after_period() -> None:
+    schedule = Schedule(SchedulePlan(passes=0, endless=True, evaluates=True, train_end=True))
+    for number in range(1, 6):
+        assert now_open(schedule) == [f"training-{number}"]
+        assert schedule.passes_begun(number - 1) == number
+        add_steps(schedule, 10)
+        end(schedule, f"training-{number}")
+        end(schedule, f"evaluation-{number}")
+    assert schedule.outcome is None
+
+
+def test_an_endless_job_ends_by_its_steps_and_is_not_taken_up_again() -> None:
+    plan = SchedulePlan(passes=0, endless=True, train_end=True, max_steps=15)
+    schedule = Schedule(plan)
+    add_steps(schedule, 10)
+    end(schedule, "training-1")
+    add_steps(schedule, 10)
+    assert now_open(schedule) == ["train_end-1"]
+    end(schedule, "train_end-1")
+    assert schedule.outcome == "finished"
+    again = Schedule.from_json(replace(plan, max_steps=0), schedule.to_json())
+    assert again.outcome == "finished"
+
+
+def test_an_endless_job_ends_early_if_it_gets_no_better() -> None:
+    rule = EarlyStop(metric="auc", patience=1)
+    schedule = Schedule(
+        SchedulePlan(passes=0, endless=True, evaluates=True, early_stop=rule, train_end=True)
+    )
+    for number in (1, 2):
+        end(schedule, f"training-{number}")
+        end(schedule, f"evaluation-{number}", auc=0.5)
+    assert now_open(schedule) == ["train_end-1"]
+    assert "early_stop" in schedule.reason
+
+
+def test_an_endless_job_has_no_number_of_passes() -> None:
+    with pytest.raises(ConfigError, match="passes = 3"):
+        SchedulePlan(passes=3, endless=True)

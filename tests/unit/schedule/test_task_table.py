@@ -74,6 +74,29 @@ def test_a_table_comes_back_from_its_records() -> None:
     assert len(TaskTable.from_chunks(table().to_chunks())) == 0
 
 
+def test_records_of_some_tasks_are_counted() -> None:
+    cut = table(25, 0, 10, 3)
+    for tasks in ([], [0], [2, 4], [0, 1, 2, 3, 4]):
+        mask = np.zeros(len(cut), bool)
+        mask[tasks] = True
+        assert cut.records_of(mask) == sum(cut[task].count for task in tasks)
+    assert table().records_of(np.zeros(0, bool)) == 0
+
+
+def test_the_first_of_some_tasks_is_found_in_each_shard() -> None:
+    cut = table(25, 0, 10, 0, 1, 0)
+    assert cut.firsts(np.array([False, True, True, False, True])) == [("s0", 10), ("s4", 0)]
+    assert cut.firsts(np.zeros(5, bool)) == []
+    assert table().firsts(np.zeros(0, bool)) == []
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10, 64])
+def test_each_task_has_the_batches_of_its_records(batch_size: int) -> None:
+    cut = table(25, 0, 10, 3, 0)
+    expected = [-(-cut[task].count // batch_size) for task in range(len(cut))]
+    assert cut.batches(batch_size).tolist() == expected
+
+
 def test_other_data_has_another_digest() -> None:
     digests = {
         table(*records, per_task=size).digest() for records in ((9,), (8, 1)) for size in (9, 8)
@@ -114,6 +137,16 @@ def test_a_copy_of_bits_is_its_own() -> None:
     copy.add(8)
     assert 8 not in bits
     assert (len(bits), len(copy), copy.size) == (0, 1, 9)
+
+
+def test_bits_grow() -> None:
+    bits = TaskBits(0)
+    for size in (3, 8, 9, CHUNK_TASKS + 1):
+        bits.grow(size)
+        bits.add(size - 1)
+        assert bits.size == size
+    assert set(np.flatnonzero(bits.to_array())) == {2, 7, 8, CHUNK_TASKS}
+    assert TaskBits.from_chunks(bits.size, bits.chunks()).chunks() == bits.chunks()
 
 
 @pytest.mark.parametrize("chunks", [{0: "xy"}, {0: "ff03"}, {1: "01"}, {-1: "01"}, {0: "01" * 600}])

@@ -303,7 +303,7 @@ impl Table {
     }
 
     /// Whether it is a filter, whose rows are no keys'.
-    pub(super) fn is_filter(&self) -> bool {
+    pub(crate) fn is_filter(&self) -> bool {
         self.elements as u64 == BLOCK_WORDS
     }
 

@@ -8,6 +8,7 @@ use crate::life::{self, Gone, Ranking, Reason, SlotPart, Thresholds};
 use crate::row_map::RowMap;
 use crate::spec::lifetime::{Evict, ScoreRule, MIN_SHARE};
 use crate::storage;
+use crate::transaction::Stamp;
 
 /// Rows that an expiry looks at together.
 const LOOK: usize = 64;
@@ -130,29 +131,30 @@ impl Table {
     }
 
     /// Remove the rows of lowest rank in a slot (its number in the cluster) at its time if it has more
-    /// than its share. How many rows went; of the companion's counters no account is kept.
+    /// than its share, and the oldest counters of the companion. How many of each went.
     pub(crate) fn evict(
         &mut self,
         slot: u32,
-        share: u32,
+        stamp: Stamp,
         time: u32,
         companion: Option<&mut Table>,
-    ) -> u64 {
-        let (share, at) = (share as usize, (slot - self.first_slot) as usize);
+    ) -> (u64, u64) {
+        let at = (slot - self.first_slot) as usize;
         let Some(live) = &self.live else {
-            return 0;
+            return (0, 0);
         };
+        let mut counters = 0;
         if let Some(companion) = companion.filter(|one| !one.is_filter()) {
-            let keys = companion.lowest(at, share, Ranking::LeastRecent);
-            companion.evict_keys(at, &keys);
+            let keys = companion.lowest(at, stamp.counters as usize, Ranking::LeastRecent);
+            counters = companion.evict_keys(at, &keys);
         }
         let ranking = match (live.evict, &live.score) {
             (Evict::LowestScore, Some(rule)) => Ranking::LowestScore(rule, time),
             (Evict::LeastFrequent, _) => Ranking::LeastFrequent,
             _ => Ranking::LeastRecent,
         };
-        let keys = self.lowest(at, share, ranking);
-        self.evict_keys(at, &keys)
+        let keys = self.lowest(at, stamp.share as usize, ranking);
+        (self.evict_keys(at, &keys), counters)
     }
 
     /// Bytes that evictions from a slot (its number in the cluster) can give back at most, for want of

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::frame::{cut_text, Header, Opcode, HEADER_BYTES};
 use super::message::{PushMeta, MAX_ERROR_TEXT_BYTES};
-use super::settings::{optimizer_words, stamp_word};
+use super::settings::{optimizer_words, stamp_words};
 use crate::engine::SlotMemory;
 use crate::error::Refusal;
 use crate::replication::message::{Message, Refuse, SlotOrder};
@@ -25,7 +25,7 @@ pub use decode::decode;
 pub const MAX_PLACES_BYTES: u64 = 65_536 * (PLACE_WORDS as u64 + 1) * 8;
 
 /// Version of the messages between servers; 1 had one connection for everything.
-pub const PEER_VERSION: u64 = 6;
+pub const PEER_VERSION: u64 = 7;
 
 const PLACE_WORDS: usize = 3;
 const ORDER_WORDS: usize = 6;
@@ -260,7 +260,7 @@ fn prepare_meta(
     };
     let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
     let settings = optimizer_words(transaction.optimizer.as_ref());
-    let stamp = [stamp_word(transaction.stamp)];
+    let stamp = stamp_words(transaction.stamp);
     for field in numbers.iter().chain(&settings).chain(&stamp) {
         meta.extend(field.to_le_bytes());
     }

@@ -24,14 +24,16 @@ pub(super) fn read_optimizer(
 }
 
 /// Lay a stamp out.
-pub(super) fn stamp_word(stamp: Stamp) -> u64 {
-    u64::from(stamp.time) | u64::from(stamp.share) << 32
+pub(super) fn stamp_words(stamp: Stamp) -> [u64; 2] {
+    let first = u64::from(stamp.time) | u64::from(stamp.share) << 32;
+    [first, stamp.counters.into()]
 }
 
 /// Read it.
-pub(super) fn read_stamp(word: u64) -> Stamp {
+pub(super) fn read_stamp(words: [u64; 2]) -> Stamp {
     Stamp {
-        time: word as u32,
-        share: (word >> 32) as u32,
+        time: words[0] as u32,
+        share: (words[0] >> 32) as u32,
+        counters: words[1] as u32,
     }
 }

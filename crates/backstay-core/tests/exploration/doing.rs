@@ -144,6 +144,7 @@ impl World {
         transaction.stamp = Stamp {
             time: 10 + 4 * push as u32 + one.attempts as u32 - 3 * to as u32,
             share: 99,
+            counters: 99,
         };
         let transaction = Arc::new(transaction);
         let token = one.attempts * pushes + push as u64;

@@ -1,6 +1,8 @@
 //! Expiry and decay of a table by hand: slot by slot, and an expiry part by part, so that pushes of
 //! others go on in between.
 
+use std::time::Duration;
+
 use backstay_core::life::{SlotPart, Thresholds};
 use backstay_core::transaction::Change;
 use tokio::time::{sleep, Instant};
@@ -17,6 +19,9 @@ const STEPS: u32 = 1024;
 impl Client {
     /// Remove the rows of a table that have expired, or only count them. No threshold: those of the
     /// table. It is a change of the client's own stream in each slot, so that a retry counts once.
+    ///
+    /// Rows count as unseen by the time at which the call began: a row of which a push came since must
+    /// not go, however long the call takes.
     pub async fn expire(
         &self,
         table: u64,
@@ -30,12 +35,14 @@ impl Client {
         } else {
             (0..SlotPart::PARTS).map(SlotPart::of).collect()
         };
+        let called = Instant::now();
         for keys in self.steps(&parts)? {
+            let begun = Instant::now();
+            let thresholds = unseen_since(thresholds, begun - called);
             let request = PushRequest {
                 only_count,
                 ..PushRequest::new(table, 0, Change::Expire(thresholds), &[])
             };
-            let begun = Instant::now();
             let push = self.push(&request, &self.plan(&keys)?, deadline).await?;
             push.wait(self).await?;
             if !only_count {
@@ -84,5 +91,36 @@ impl Client {
         let firsts = (0..count).step_by(at_once as usize);
         let steps = firsts.flat_map(|first| parts.iter().map(move |part| step(first, part)));
         Ok(steps.collect())
+    }
+}
+
+/// Thresholds that were given so long ago, as they are now.
+fn unseen_since(thresholds: Thresholds, ago: Duration) -> Thresholds {
+    let more = u32::try_from(ago.as_secs()).unwrap_or(u32::MAX);
+    Thresholds {
+        unseen_seconds: thresholds
+            .unseen_seconds
+            .map(|one| one.saturating_add(more)),
+        ..thresholds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unseen_is_counted_from_the_call() {
+        let given = Thresholds {
+            unseen_seconds: Some(3),
+            score_below: Some(0.5),
+            norm_below: None,
+        };
+        let later = unseen_since(given, Duration::from_millis(12_900));
+        assert_eq!(later.unseen_seconds, Some(15));
+        assert_eq!(later.score_below, Some(0.5));
+        assert_eq!(unseen_since(given, Duration::ZERO), given);
+        let none = Thresholds::default();
+        assert_eq!(unseen_since(none, Duration::from_secs(9)), none);
     }
 }

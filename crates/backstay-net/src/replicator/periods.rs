@@ -142,7 +142,7 @@ impl Replicator {
             let before = self.now();
             gone += self.keep_a_part(one);
             let now = self.now();
-            // More than nothing, so that each has its turn.
+            // At least 1, so that a fast table cannot keep its turn.
             one.taken += now.saturating_sub(before).max(1);
             if now.saturating_sub(begun) >= most {
                 return (gone, true);

@@ -19,7 +19,7 @@ use tracing::{debug, info};
 
 use super::periods::{decay_stream, EVICTIONS, REST};
 use super::Replicator;
-use crate::store::ShortOf;
+use crate::store::{Shares, ShortOf};
 
 /// Time between two looks at the memory.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -67,21 +67,23 @@ impl Replicator {
         let mut gone = Gone::default();
         let wanted = (!has_full_backup).then_some(lacked);
         for _ in 0..PASSES {
-            let before = gone.evicted;
-            for (table, share) in self.store.shrink_shares(short) {
-                gone += self.evict(&table, share, wanted, &mut relieving);
+            let before = gone;
+            for (table, shares) in self.store.shrink_shares(short) {
+                gone += self.evict(&table, shares, wanted, &mut relieving);
             }
             let is_short = self.store.memory().is_short_of(lacked);
-            if gone.evicted == before || has_full_backup || !is_short {
+            if gone == before || has_full_backup || !is_short {
                 break;
             }
         }
         // What backups refused meanwhile came before they had this room.
         relieving.refused = self.state.lock().replica.counters.refused_for_room;
-        if gone.evicted > 0 {
+        if gone != Gone::default() {
             info!(
-                evicted = gone.evicted,
-                has_full_backup, "memory is short: tables with a capacity gave up rows"
+                rows = gone.evicted,
+                counters = gone.evicted_counters,
+                has_full_backup,
+                "memory is short: tables with a capacity gave up rows, or counters of keys without one"
             );
         }
         gone
@@ -93,12 +95,12 @@ impl Replicator {
         self.relieving.lock()
     }
 
-    /// Remove what lies above a share, slot by slot, while memory is short of so many bytes. None:
+    /// Remove what lies above the shares, slot by slot, while memory is short of so many bytes. None:
     /// whether it is or not.
     fn evict(
         self: &Arc<Self>,
         table: &TableSpec,
-        share: u32,
+        shares: Shares,
         wanted: Option<u64>,
         relieving: &mut Relieving,
     ) -> Gone {
@@ -107,7 +109,7 @@ impl Replicator {
             task: EVICTIONS,
             ..decay_stream(table_id(&table.name))
         };
-        for slot in self.store.slots_above(table, share) {
+        for slot in self.store.slots_above(table, shares) {
             if wanted.is_some_and(|bytes| !self.store.memory().is_short_of(bytes)) {
                 break;
             }
@@ -119,7 +121,7 @@ impl Replicator {
                 sequence: relieving.sequence,
             };
             let begun = Instant::now();
-            let made = self.store.eviction(table, id, (slot, share));
+            let made = self.store.eviction(table, id, (slot, shares));
             match made.and_then(|made| self.push_and_wait(made)) {
                 Ok(went) => {
                     gone += went;

@@ -152,6 +152,8 @@ class TaskLease(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_BATCHES_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    SCORED_FROM_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     round: _builtins.int
     """1, 2, ... within the kind; of training: the pass."""
@@ -160,6 +162,12 @@ class TaskLease(_message.Message):
     """Grows from lease to lease of a task, also over restarts of the master."""
     acknowledged_batches: _builtins.int
     """Batches of the task, counted from its beginning, that are acknowledged everywhere."""
+    scores: _builtins.bytes
+    """Of a worker, with progressive metrics: what the model predicted for these batches, from
+    scored_from on, before it was trained on them (backstay.job.score_counts). Empty: nothing.
+    """
+    scored_from: _builtins.int
+    """The first batch of the attempt."""
     def __init__(
         self,
         *,
@@ -168,10 +176,12 @@ class TaskLease(_message.Message):
         number: _builtins.int = ...,
         attempt: _builtins.int = ...,
         acknowledged_batches: _builtins.int = ...,
+        scores: _builtins.bytes = ...,
+        scored_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_batches", b"acknowledged_batches", "attempt", b"attempt", "kind", b"kind", "number", b"number", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_batches", b"acknowledged_batches", "attempt", b"attempt", "kind", b"kind", "number", b"number", "round", b"round", "scored_from", b"scored_from", "scores", b"scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,6 +200,7 @@ class Task(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
+    SCORED_VALUES_FIELD_NUMBER: _builtins.int
     shard: _builtins.str
     """The part of the data; of TRAIN_END: empty."""
     start: _builtins.int
@@ -212,6 +223,10 @@ class Task(_message.Message):
     def training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In bounded mode: the clocks of the workers with a lease of a training task, this one's among them."""
 
+    @_builtins.property
+    def scored_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Progressive metrics: values of the column that have figures of their own."""
+
     def __init__(
         self,
         *,
@@ -224,10 +239,11 @@ class Task(_message.Message):
         leader: _builtins.str = ...,
         evaluation: Global___EvaluationResult | None = ...,
         training: _abc.Iterable[_builtins.int] | None = ...,
+        scored_values: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "evaluation", b"evaluation", "first_batch", b"first_batch", "leader", b"leader", "lease", b"lease", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "evaluation", b"evaluation", "first_batch", b"first_batch", "leader", b"leader", "lease", b"lease", "scored_values", b"scored_values", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1210,6 +1226,211 @@ class EvaluationResult(_message.Message):
 Global___EvaluationResult: _TypeAlias = EvaluationResult  # noqa: Y015
 
 @_typing.final
+class ScoreFigures(_message.Message):
+    """How good predictions were; a figure that is not set is not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    AUC_FIELD_NUMBER: _builtins.int
+    LOGLOSS_FIELD_NUMBER: _builtins.int
+    CALIBRATION_FIELD_NUMBER: _builtins.int
+    examples: _builtins.float
+    """Records, by their weights."""
+    skipped: _builtins.float
+    """Records with unusable predictions or labels."""
+    auc: _builtins.float
+    logloss: _builtins.float
+    calibration: _builtins.float
+    """Mean prediction over the observed rate."""
+    def __init__(
+        self,
+        *,
+        examples: _builtins.float = ...,
+        skipped: _builtins.float = ...,
+        auc: _builtins.float | None = ...,
+        logloss: _builtins.float | None = ...,
+        calibration: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_auc", b"_auc", "_calibration", b"_calibration", "_logloss", b"_logloss", "auc", b"auc", "calibration", b"calibration", "logloss", b"logloss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auc", b"_auc", "_calibration", b"_calibration", "_logloss", b"_logloss", "auc", b"auc", "calibration", b"calibration", "examples", b"examples", "logloss", b"logloss", "skipped", b"skipped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__auc: _TypeAlias = _typing.Literal["auc"]  # noqa: Y015
+    _WhichOneofArgType__auc: _TypeAlias = _typing.Literal["_auc", b"_auc"]  # noqa: Y015
+    _WhichOneofReturnType__calibration: _TypeAlias = _typing.Literal["calibration"]  # noqa: Y015
+    _WhichOneofArgType__calibration: _TypeAlias = _typing.Literal["_calibration", b"_calibration"]  # noqa: Y015
+    _WhichOneofReturnType__logloss: _TypeAlias = _typing.Literal["logloss"]  # noqa: Y015
+    _WhichOneofArgType__logloss: _TypeAlias = _typing.Literal["_logloss", b"_logloss"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__auc) -> _WhichOneofReturnType__auc | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__calibration) -> _WhichOneofReturnType__calibration | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logloss) -> _WhichOneofReturnType__logloss | None: ...
+
+Global___ScoreFigures: _TypeAlias = ScoreFigures  # noqa: Y015
+
+@_typing.final
+class ScoreWindow(_message.Message):
+    """A window of progressive metrics that has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WindowByEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ScoreFigures: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ScoreFigures | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class DecayedByEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ScoreFigures: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ScoreFigures | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    DECAYED_FIELD_NUMBER: _builtins.int
+    WINDOW_BY_FIELD_NUMBER: _builtins.int
+    DECAYED_BY_FIELD_NUMBER: _builtins.int
+    ALERTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """From 1."""
+    steps: _builtins.int
+    """Of the job when it ended."""
+    @_builtins.property
+    def window(self) -> Global___ScoreFigures: ...
+    @_builtins.property
+    def decayed(self) -> Global___ScoreFigures: ...
+    @_builtins.property
+    def window_by(self) -> _containers.MessageMap[_builtins.str, Global___ScoreFigures]:
+        """By value of the column; of the newest windows only."""
+
+    @_builtins.property
+    def decayed_by(self) -> _containers.MessageMap[_builtins.str, Global___ScoreFigures]: ...
+    @_builtins.property
+    def alerts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is wrong, for people."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        window: Global___ScoreFigures | None = ...,
+        decayed: Global___ScoreFigures | None = ...,
+        window_by: _abc.Mapping[_builtins.str, Global___ScoreFigures] | None = ...,
+        decayed_by: _abc.Mapping[_builtins.str, Global___ScoreFigures] | None = ...,
+        alerts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decayed", b"decayed", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "decayed", b"decayed", "decayed_by", b"decayed_by", "number", b"number", "steps", b"steps", "window", b"window", "window_by", b"window_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreWindow: _TypeAlias = ScoreWindow  # noqa: Y015
+
+@_typing.final
+class ProgressiveStatus(_message.Message):
+    """Metrics of predictions that were made before their records were trained on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ScoreFigures: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ScoreFigures | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    DECAYED_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    ALERTS_FIELD_NUMBER: _builtins.int
+    examples: _builtins.int
+    """Since the job began."""
+    skipped: _builtins.int
+    @_builtins.property
+    def decayed(self) -> Global___ScoreFigures: ...
+    @_builtins.property
+    def by(self) -> _containers.MessageMap[_builtins.str, Global___ScoreFigures]: ...
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreWindow]:
+        """Newest last; a bounded number."""
+
+    @_builtins.property
+    def alerts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is wrong now, for people."""
+
+    def __init__(
+        self,
+        *,
+        examples: _builtins.int = ...,
+        skipped: _builtins.int = ...,
+        decayed: Global___ScoreFigures | None = ...,
+        by: _abc.Mapping[_builtins.str, Global___ScoreFigures] | None = ...,
+        windows: _abc.Iterable[Global___ScoreWindow] | None = ...,
+        alerts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decayed", b"decayed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "by", b"by", "decayed", b"decayed", "examples", b"examples", "skipped", b"skipped", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgressiveStatus: _TypeAlias = ProgressiveStatus  # noqa: Y015
+
+@_typing.final
 class JobStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1249,6 +1470,10 @@ class JobStatus(_message.Message):
     WENT_BACK_FIELD_NUMBER: _builtins.int
     SCALINGS_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    PROGRESSIVE_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    PASSES_OVER_FIELD_NUMBER: _builtins.int
+    PASSES_SAVED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
@@ -1260,7 +1485,7 @@ class JobStatus(_message.Message):
     """The round under way."""
     round: _builtins.int
     passes: _builtins.int
-    """Passes of the job."""
+    """Passes of the job; 0: its training data have no end, or there are none."""
     records_done: _builtins.int
     """Of the round, and of all its tasks."""
     records_total: _builtins.int
@@ -1302,6 +1527,9 @@ class JobStatus(_message.Message):
     """How often a restore of the cluster took the job back to a checkpoint."""
     staleness: _builtins.float
     """How stale the gradients of its workers were, on the mean; not set: not known."""
+    passes_over: _builtins.int
+    """Passes that are over, or periods; and those of them that the newest checkpoint has."""
+    passes_saved: _builtins.int
     @_builtins.property
     def tasks(self) -> Global___TaskCounts: ...
     @_builtins.property
@@ -1319,6 +1547,14 @@ class JobStatus(_message.Message):
         """The newest changes of the numbers of workers and servers by themselves, with time and reason;
         newest last, a bounded number.
         """
+
+    @_builtins.property
+    def progressive(self) -> Global___ProgressiveStatus:
+        """Not set: the job has none."""
+
+    @_builtins.property
+    def stream(self) -> Global___StreamStatus:
+        """Set exactly if the training data have no end; a round of training is a period then."""
 
     def __init__(
         self,
@@ -1359,10 +1595,14 @@ class JobStatus(_message.Message):
         went_back: _builtins.int = ...,
         scalings: _abc.Iterable[_builtins.str] | None = ...,
         staleness: _builtins.float | None = ...,
+        progressive: Global___ProgressiveStatus | None = ...,
+        stream: Global___StreamStatus | None = ...,
+        passes_over: _builtins.int = ...,
+        passes_saved: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "staleness", b"staleness", "tasks", b"tasks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "progressive", b"progressive", "staleness", b"staleness", "stream", b"stream", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "staleness", b"staleness", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "passes_over", b"passes_over", "passes_saved", b"passes_saved", "progressive", b"progressive", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "staleness", b"staleness", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "stream", b"stream", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1374,6 +1614,55 @@ class JobStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class StreamStatus(_message.Message):
+    """How far a job is in training data without an end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAG_RECORDS_FIELD_NUMBER: _builtins.int
+    AHEAD_RECORDS_FIELD_NUMBER: _builtins.int
+    DROPPED_RECORDS_FIELD_NUMBER: _builtins.int
+    LAG_S_FIELD_NUMBER: _builtins.int
+    WAITING_FOLDERS_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    lag_records: _builtins.int
+    """Records that are there and not done, as they were seen last; not set: not known."""
+    ahead_records: _builtins.int
+    """Those of them that are taken."""
+    dropped_records: _builtins.int
+    """Records that the source had dropped before they were taken."""
+    lag_s: _builtins.float
+    """How long the oldest record that is not done has been there; not set: not known."""
+    waiting_folders: _builtins.int
+    """Closed folders whose records are not counted yet, and so are not in the lag."""
+    stopping: _builtins.str
+    """Why it takes nothing more and stops when what it has taken is done; empty: it goes on."""
+    def __init__(
+        self,
+        *,
+        lag_records: _builtins.int | None = ...,
+        ahead_records: _builtins.int = ...,
+        dropped_records: _builtins.int = ...,
+        lag_s: _builtins.float | None = ...,
+        waiting_folders: _builtins.int = ...,
+        stopping: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "_lag_s", b"_lag_s", "lag_records", b"lag_records", "lag_s", b"lag_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records", "_lag_s", b"_lag_s", "ahead_records", b"ahead_records", "dropped_records", b"dropped_records", "lag_records", b"lag_records", "lag_s", b"lag_s", "stopping", b"stopping", "waiting_folders", b"waiting_folders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lag_records: _TypeAlias = _typing.Literal["lag_records"]  # noqa: Y015
+    _WhichOneofArgType__lag_records: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records"]  # noqa: Y015
+    _WhichOneofReturnType__lag_s: _TypeAlias = _typing.Literal["lag_s"]  # noqa: Y015
+    _WhichOneofArgType__lag_s: _TypeAlias = _typing.Literal["_lag_s", b"_lag_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_records) -> _WhichOneofReturnType__lag_records | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_s) -> _WhichOneofReturnType__lag_s | None: ...
+
+Global___StreamStatus: _TypeAlias = StreamStatus  # noqa: Y015
 
 @_typing.final
 class ScaleRequest(_message.Message):
@@ -1419,18 +1708,22 @@ class StopRequest(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     KEEP_STATE_FIELD_NUMBER: _builtins.int
+    WHEN_DONE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     keep_state: _builtins.bool
     """Keep the records, so that the same job goes on later; otherwise it counts as ended."""
+    when_done: _builtins.bool
+    """A job over data without an end first does what it has taken."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         keep_state: _builtins.bool = ...,
+        when_done: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_state", b"keep_state", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_state", b"keep_state", "reason", b"reason", "when_done", b"when_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1440,12 +1733,17 @@ Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
 class StopResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RECORDS_LEFT_FIELD_NUMBER: _builtins.int
+    records_left: _builtins.int
+    """Records that it does before it stops; 0: it stops at once."""
     def __init__(
         self,
+        *,
+        records_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records_left", b"records_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,12 +160,17 @@ class ContributeRequest(_message.Message):
     GRADIENTS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    PREDICTIONS_FIELD_NUMBER: _builtins.int
     instance: _builtins.int
     batch: _builtins.int
     last: _builtins.bool
     """The piece is whole with this."""
     loss: _builtins.float
     """Mean over the piece."""
+    predictions: _builtins.bytes
+    """With the last part, of a job with progressive metrics: what the model answered for each record
+    of the piece; float32, little endian.
+    """
     @_builtins.property
     def task(self) -> Global___LedTask: ...
     @_builtins.property
@@ -179,10 +184,11 @@ class ContributeRequest(_message.Message):
         gradients: _abc.Iterable[Global___TableGradient] | None = ...,
         last: _builtins.bool = ...,
         loss: _builtins.float = ...,
+        predictions: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "gradients", b"gradients", "instance", b"instance", "last", b"last", "loss", b"loss", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "gradients", b"gradients", "instance", b"instance", "last", b"last", "loss", b"loss", "predictions", b"predictions", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

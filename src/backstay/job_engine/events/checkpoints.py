@@ -37,7 +37,9 @@ class CheckpointEvents(JobCore):
         due, self.checkpoint_due = self.checkpoint_due, False
         return due
 
-    def note_checkpoint(self, checkpoint: str, steps: int, url: str, *, upkeeps: int = 0) -> None:
+    def note_checkpoint(
+        self, checkpoint: str, steps: int, url: str, *, upkeeps: int = 0, passes: int = 0
+    ) -> None:
         """Take note of a written checkpoint.
 
         Args:
@@ -45,10 +47,12 @@ class CheckpointEvents(JobCore):
             steps: Of the job when it was begun.
             url: Its folder.
             upkeeps: That had changed rows when it was begun.
+            passes: That were over when it was begun.
         """
         self.note_trouble("checkpoint", "")
         self.figures["saved_steps"] = steps
         self.figures["saved_upkeeps"] = upkeeps
+        self.figures["saved_passes"] = passes
         self.state = replace(self.state, checkpoint=checkpoint, checkpoint_url=url)
         self.stage_state()
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 
 from backstay.checkpoint.restore_state import RestoreState
+from backstay.consensus.records.jobs import StreamRecord
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.opening import StateIncarnation, reconcile
+from backstay.job_engine.period_takes import takes_after
 from backstay.job_engine.progress import JobProgress, kept_job
+from backstay.job_engine.progressive import Progressive
+from backstay.job_engine.round_scores import begun_scores
 from backstay.job_engine.rows_change import (
     RowsChange,
     cause_of,
@@ -23,9 +28,12 @@ from backstay.job_engine.rows_change import (
     what_to_do,
     why_inexact,
 )
+from backstay.job_engine.values import DeadLetter
 from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.schedule import Schedule
+from backstay.schedule.takes import followed
 
 __all__ = ["RestoreEvents"]
 
@@ -80,10 +88,13 @@ class RestoreEvents(JobCore):
             return None
         progress = saved.progress(self.tables)
         # What cannot be read is refused here, so that ``follow`` changes all or nothing.
-        Schedule.of(self.spec, progress.schedule)
+        schedule = Schedule.of(self.spec, progress.schedule)
+        if progress.stream is not None:
+            followed(progress.stream.positions, takes_after(progress.takes, schedule.passes_over))
         DamagedRecords().learn(progress.damaged)
         for one in progress.rounds.values():
             one.done_bits()
+        Progressive.check(progress.progressive)
         return progress
 
     def follow(self, restore: RestoreState, progress: JobProgress | None, unix_s: float) -> None:
@@ -124,8 +135,11 @@ class RestoreEvents(JobCore):
         if progress is None:
             progress = JobProgress(self.identity.uid, schedule="", rounds={})
         schedule = Schedule.of(self.spec, progress.schedule)
+        if self.spec.is_stream:
+            self._replace_stream(progress)
         self._take_figures(progress, restore_version)
         self.rounds.erase_all(range(schedule.passes_over + 1, self.state.passes_begun + 1))
+        self.rounds.takes.replace(progress.takes)
         self.schedule = schedule
         begun = schedule.passes_begun(progress.passes_begun)
         self.state = replace(
@@ -140,8 +154,14 @@ class RestoreEvents(JobCore):
             ),
         )
         for round_id, one in progress.rounds.items():
-            self._open(round_id, *reconcile(schedule, round_id, one.done_bits(), one.dead_letters))
+            done, dead_letters = reconcile(schedule, round_id, one.done_bits(), one.dead_letters)
+            scores = self._begun_scores(round_id, progress, dead_letters)
+            self._open(round_id, done, dead_letters, scores)
         self.rounds.stage_all()
+        if self.progressive is not None:
+            self.progressive.go_back(progress.progressive, self.is_recorded_done, self.now())
+        self._begin_stream()
+        self._count_bad_records()
         self._count_all_steps()
         # Before any attempt of this start is recorded: no job master gives their numbers again.
         self.stage_state()
@@ -150,6 +170,37 @@ class RestoreEvents(JobCore):
             self.workers = WorkerSet(WorkerPolicy.of(self.spec))
         for known in self.known:
             known.answer = None
+
+    def _begun_scores(
+        self, round_id: RoundId, progress: JobProgress, dead_letters: Iterable[DeadLetter]
+    ) -> dict[tuple[int, int], bytes]:
+        """Return the scores of acknowledged batches of tasks that are dead-lettered.
+
+        All others begin anew.
+        """
+        spec, failed = self.spec.progressive, {one.task for one in dead_letters}
+        if spec is None or not failed:
+            return {}
+        found = begun_scores(progress.progressive, str(round_id), spec.by)
+        return {place: packed for place, packed in found.items() if place[0] in failed}
+
+    def _replace_stream(self, progress: JobProgress) -> None:
+        """Take the positions of restored progress, and forget what is known of other periods.
+
+        The records of periods are replaced one after the other. Until all of them are, and the
+        restore is noted, the state says that they count for nothing.
+        """
+        record, started = progress.stream, self.stream_record.started
+        if record is None or not record.positions:
+            # It begins where it did begin, not where the source is by now.
+            record = StreamRecord(positions=started, started=started)
+        stopping = self.stream_record.stopping
+        record = replace(record, is_replaced=True, stopping=stopping)
+        self.state = replace(self.state, stream=record)
+        self.records.stage_first(self.keys.state, lambda: self.record().to_json())
+        for name in self.damaged.names:
+            if name.startswith(f"{RoundKind.TRAINING.value}-"):
+                self._forget_damaged(name)
 
     def _take_figures(self, progress: JobProgress, restore_version: int) -> None:
         """Take the sums and damaged records of restored progress; count that the job went back."""
@@ -163,7 +214,6 @@ class RestoreEvents(JobCore):
         self.damaged.learn(progress.damaged)
         for (data, number), text in self.damaged.parts().items():
             self.records.stage_text(self.keys.damaged(data, number), text)
-        self.figures["bad_records"] = self.damaged.total
 
     def note_inexact(self, why: str, unix_s: float) -> None:
         """Take note why records may count never or twice from now on; the first time counts."""
@@ -176,6 +226,10 @@ class RestoreEvents(JobCore):
 
     def note_incarnation(self, incarnation: StateIncarnation) -> None:
         """Take note of the state incarnation that the progress belongs to."""
-        self.state = replace(self.state, **incarnation._asdict())
+        stream = self.state.stream
+        if stream is not None:
+            # All that is recorded of its periods is of one moment again.
+            stream = replace(stream, is_replaced=False)
+        self.state = replace(self.state, stream=stream, **incarnation._asdict())
         self.stage_state()
         self.notify()

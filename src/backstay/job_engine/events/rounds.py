@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.open_round import OpenRound
+from backstay.job_engine.period_takes import period
 from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.takes import PERIODS_KEPT, followed
 
 __all__ = ["RoundEvents"]
 
@@ -45,7 +47,10 @@ class RoundEvents(JobCore):
                     opened.id,
                     f", {dead_letters} tasks dead-lettered" if dead_letters else "",
                 )
+                passes_over = self.schedule.passes_over
                 self.schedule.round_over(opened.id, dead_letters=dead_letters)
+                if self.spec.is_stream and self.schedule.passes_over > passes_over:
+                    self._end_period(opened)
                 if opened.id.kind is RoundKind.TRAINING:
                     self.checkpoint_due |= self.spec.checkpoint.every == "pass"
                     if not self.sees_to_rows:
@@ -55,8 +60,31 @@ class RoundEvents(JobCore):
             self.stage_state()
             self.notify()
         self._end_with_schedule()
+        self._end_if_all_is_done()
         self.rounds.drop_finished(self.schedule.kept_rounds)
+        self._forget_periods()
         return due
+
+    def _end_period(self, opened: OpenRound) -> None:
+        """Take note, with the schedule, where the next period begins."""
+        record = self.stream_record
+        after = followed(record.positions, opened.table.shards)
+        self.state = replace(
+            self.state, stream=replace(record, positions=after.positions, began_s=0)
+        )
+        self.figures["dropped_records"] += after.dropped
+        self.stream.dropped -= after.dropped
+        self.figures["past_bad_records"] += self.damaged.of_data(self._damaged_name(opened.id))
+
+    def _forget_periods(self) -> None:
+        """Forget what old periods had taken; an audit asks for all of it."""
+        if not self.spec.is_stream or self.spec.audit:
+            return
+        last = self.schedule.passes_over - PERIODS_KEPT
+        for number in self.rounds.takes.numbers:
+            if number <= last and period(number) not in self.rounds:
+                self.rounds.takes.forget([number])
+                self._forget_damaged(str(period(number)))
 
     def _may_open(self, round_id: RoundId) -> bool:
         """Whether a round is open, or nothing is to be done to the rows before it begins."""
@@ -74,7 +102,12 @@ class RoundEvents(JobCore):
                     pass_starts=self._pass_starts(round_id.number),
                 )
                 self.stage_state()
-            log.info("%s begins: %d tasks", round_id, len(opened.table))
+            if self._is_period(round_id) and len(opened.table):
+                log.info("%s begins again with %d tasks", round_id, len(opened.table))
+            elif self._is_period(round_id):
+                log.info("%s begins", round_id)
+            else:
+                log.info("%s begins: %d tasks", round_id, len(opened.table))
             self.notify()
         return opened if opened.ledger.is_over else None
 

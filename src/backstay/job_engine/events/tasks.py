@@ -13,14 +13,16 @@ from itertools import product
 
 from backstay.errors import BackstayError, InvalidRequest, LimitExceeded
 from backstay.job.metrics import METRICS
+from backstay.job.score_counts import Scores
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.known_workers import KnownWorker, KnownWorkers, WorkerSigns
 from backstay.job_engine.open_round import Assignment, OpenRound
 from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.round_scores import Scored
 from backstay.job_engine.values import Failure, LeasedTask, first_attempt
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.evaluation import TaskOutputs
-from backstay.schedule.rounds import RoundId, RoundKind, data_of
+from backstay.schedule.rounds import RoundId, RoundKind
 
 __all__ = ["TaskEvents"]
 
@@ -106,6 +108,8 @@ class TaskEvents(JobCore):
             return None
         found = map(self.rounds.get, self.schedule.open_rounds)
         rounds = [opened for opened in found if opened is not None]
+        if self.source_trouble:
+            rounds = [opened for opened in rounds if not self._is_period(opened.id)]
         # The second time round it is known that no round has a task to do for this worker.
         for is_idle, opened in product((False, True), rounds):
             if self.spec.mode.kind == "sync" and _is_led(opened):
@@ -117,6 +121,8 @@ class TaskEvents(JobCore):
                 log.info(
                     "%s gets a speculative attempt of %s task %d", worker, opened.id, grant.task
                 )
+            if self.progressive is not None:
+                opened.record_scores(self.records, self.keys, grant.task, grant.first_batch)
             self.rounds.stage(opened)
             self.stalls.task_given(worker, self.now())
             return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
@@ -136,6 +142,7 @@ class TaskEvents(JobCore):
         worker: str,
         leases: Sequence[tuple[RoundId, LeasedTask]],
         signs: WorkerSigns | None = None,
+        scored: Mapping[tuple[RoundId, LeasedTask], Scored] | None = None,
     ) -> list[tuple[RoundId, LeasedTask]]:
         """Extend leases, and take in what their worker tells of itself; returns the revoked ones.
 
@@ -143,6 +150,7 @@ class TaskEvents(JobCore):
             worker: Whose.
             leases: All that it has, with their batches that are acknowledged.
             signs: How far it is; None: it does not say.
+            scored: What was predicted of these batches, by lease.
         """
         known = self.known.get(worker)
         if known is not None and signs is not None:
@@ -158,7 +166,16 @@ class TaskEvents(JobCore):
             for leased in self._renew_in_round(worker, round_id, leased_tasks):
                 revoked.append((round_id, leased))
                 self._refuse(worker, round_id, leased, "the lease of {} is over")
+        for (round_id, leased), one in (scored or {}).items():
+            if (round_id, leased) not in revoked:
+                self._tell_scores(round_id, leased, one)
         return revoked
+
+    def _tell_scores(self, round_id: RoundId, leased: LeasedTask, scored: Scored | None) -> None:
+        """Take in what was predicted of acknowledged batches of a task that is not done."""
+        opened = self.rounds.get(round_id)
+        if opened is not None and scored is not None and self.progressive is not None:
+            opened.scores.tell(leased.task, leased.acknowledged, scored)
 
     def _renew_in_round(
         self, worker: str, round_id: RoundId, leases: Sequence[LeasedTask]
@@ -197,6 +214,8 @@ class TaskEvents(JobCore):
         damaged: int = 0,
         outputs: TaskOutputs | None = None,
         metrics: Mapping[str, str] | None = None,
+        scores: Scores | None = None,
+        scored_from: int = 0,
     ) -> tuple[bool, bool]:
         """Take note that a task is done, and of what its worker found and brought.
 
@@ -209,6 +228,8 @@ class TaskEvents(JobCore):
             damaged: How many records of the task are damaged; too many in the data end the job.
             outputs: What a task of an evaluation brought; what cannot be kept ends the job.
             metrics: What to compute from the outputs, by name.
+            scores: Progressive metrics: what was predicted in this attempt; None: nothing.
+            scored_from: The first batch of this attempt.
 
         Returns:
             Whether this attempt counts, and whether the task became done by this call.
@@ -240,10 +261,28 @@ class TaskEvents(JobCore):
             self.stage_state()
             if outputs is not None and opened.is_evaluation:
                 self._keep_outputs(opened, lease.task, outputs, metrics or {})
+        if is_new and round_id.kind is RoundKind.TRAINING:
+            self._count_scores(opened, lease.task, scores or Scores(), scored_from)
         self.rounds.stage(opened)
-        if opened.ledger.is_over:
+        if is_new:
+            self._forget_scores(opened, lease.task)
+            self._look_at_scores()
+        if opened.ledger.is_over or self.stream_record.stopping:
             self.notify()
         return counts, is_new
+
+    def _count_scores(self, opened: OpenRound, task: int, scores: Scores, scored_from: int) -> None:
+        """Count what was predicted of a task that is done; before it is staged as done."""
+        if self.progressive is None:
+            return
+        whole = opened.scores.finish(task, scored_from, scores)
+        if whole.all.examples or whole.all.skipped:
+            self.progressive.add(str(opened.id), task, whole)
+
+    def _forget_scores(self, opened: OpenRound, task: int) -> None:
+        """Forget what earlier attempts predicted; after the task is staged as done."""
+        for batch in opened.scores.forget(task):
+            self.records.stage_removal(self.keys.progressive_begun(str(opened.id), task, batch))
 
     def _checkpoint_every_tasks(self) -> None:
         every = self.spec.checkpoint.every_tasks
@@ -267,7 +306,14 @@ class TaskEvents(JobCore):
             opened.metrics.update(metrics)
 
     def give_back(
-        self, worker: str, round_id: RoundId, lease: LeasedTask, reason: str, *, damaged: int = 0
+        self,
+        worker: str,
+        round_id: RoundId,
+        lease: LeasedTask,
+        reason: str,
+        *,
+        damaged: int = 0,
+        scored: Scored | None = None,
     ) -> None:
         """End a lease for no fault of the task.
 
@@ -277,8 +323,9 @@ class TaskEvents(JobCore):
             lease: The task, with its batches that are acknowledged.
             reason: For people.
             damaged: How many damaged records its worker met.
+            scored: What was predicted of these batches.
         """
-        if damaged > self.damaged.of_task(data_of(round_id.kind), lease.task):
+        if damaged > self.damaged.of_task(self._damaged_name(round_id), lease.task):
             # An earlier attempt may have read more of the task.
             self._note_damaged(round_id, lease.task, damaged)
         opened = self.rounds.get(round_id)
@@ -293,6 +340,7 @@ class TaskEvents(JobCore):
             self.refusals.log_error(worker, error, self.now())
             raise
         if had_it:
+            self._tell_scores(round_id, lease, scored)
             log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
         else:
             self._refuse(worker, round_id, lease, "the return of {} does not count")
@@ -307,6 +355,7 @@ class TaskEvents(JobCore):
         *,
         damaged: int = 0,
         first_damaged: str = "",
+        scored: Scored | None = None,
     ) -> bool:
         """End a lease because the task failed; returns whether it is dead-lettered.
 
@@ -317,6 +366,7 @@ class TaskEvents(JobCore):
             failure: Why.
             damaged: How many damaged records its worker met; more than the job allows end it.
             first_damaged: Where the first of them is, and what is wrong with it.
+            scored: What was predicted of these batches.
         """
         if damaged > self.spec.max_bad_records:
             # Another try would meet the same records.
@@ -337,6 +387,8 @@ class TaskEvents(JobCore):
         log.log(level, "%s task %d (%s): %s", round_id, lease.task, outcome, last_line)
         if outcome == "revoked":
             self._refuse(worker, round_id, lease, "the failure of {} does not count")
+        else:
+            self._tell_scores(round_id, lease, scored)
         self._came_back(opened)
         return outcome == "dead_lettered"
 
@@ -346,25 +398,34 @@ class TaskEvents(JobCore):
 
     def damaged_left(self, round_id: RoundId, task: int) -> int:
         """Return how many damaged records a task may have, given those of the other tasks."""
-        data = data_of(round_id.kind)
+        data = self._damaged_name(round_id)
         others = self.damaged.of_data(data) - self.damaged.of_task(data, task)
         return max(0, self.spec.max_bad_records - others)
 
     def _note_damaged(self, round_id: RoundId, task: int, records: int, first: str = "") -> None:
         """Take note of how many records of a task are damaged; too many in the data end the job."""
-        data = data_of(round_id.kind)
+        data, is_period = self._damaged_name(round_id), self._is_period(round_id)
+        if is_period and round_id not in self.rounds:
+            # A call that was repeated: they are counted.
+            return
+        before = self.damaged.of_task(data, task)
         if round_id.kind is RoundKind.TRAIN_END or not self.damaged.note(data, task, records):
             return
         number, limit = DamagedRecords.part_of(task), self.spec.max_bad_records
         key = self.keys.damaged(data, number)
         # A task that is recorded as done is not read again in this pass.
         self.records.stage_first(key, lambda: self.damaged.part(data, number) or None)
-        self.figures["bad_records"] = self.damaged.total
+        if is_period and self._is_over_period(data):
+            # A task that was dead-lettered in a period before.
+            self.figures["past_bad_records"] += records - before
+        self._count_bad_records()
         self.stage_state()
         if self.damaged.of_data(data) > limit:
-            found = f"{self.damaged.of_data(data)} damaged records in the {data} data"
+            where = f"period {round_id.number}" if is_period else f"the {data} data"
+            found = f"{self.damaged.of_data(data)} damaged records in {where}"
             found += f" ({first})" if first else ""
-            self.end("failed", f"{found}; max_bad_records allows {limit} in one pass over them")
+            per = "a period" if is_period else "one pass over them"
+            self.end("failed", f"{found}; max_bad_records allows {limit} in {per}")
 
     def closed(self, streams: Iterable[tuple[int, int]]) -> None:
         """Take note of streams (pass, task) that are closed on all servers."""

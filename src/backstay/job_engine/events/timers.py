@@ -24,7 +24,8 @@ class TimerEvents(JobCore):
     def expire(self) -> float | None:
         """Expire the leases that were not renewed in time: their tasks may go to others.
 
-        It also acts on stalled workers, and forgets silent ones that have no place.
+        It also acts on stalled workers, forgets silent ones that have no place, and ends a window
+        of progressive metrics whose time is over.
 
         Returns:
             A time before which none of today's leases expires; None: there is no lease.
@@ -37,6 +38,7 @@ class TimerEvents(JobCore):
                 self._came_back(opened)
         # One that has a place is replaced first, which may take longer (``report``).
         self.known.forget_silent(self.now(), kept=self.workers.has_place)
+        self._look_at_scores()
         return self.rounds.next_expiry()
 
     def plan_lease_ttl(self) -> int | None:

@@ -145,7 +145,7 @@ fn decode_prepare(
     for word in &mut optimizer {
         *word = fields.u64()?;
     }
-    let stamp = read_stamp(fields.u64()?);
+    let stamp = read_stamp([fields.u64()?, fields.u64()?]);
     let push = PushMeta::decode(fields.rest())?;
     let (keys, elements) = (push.key_count as usize, push.row_elements as usize);
     let values = keys.saturating_mul(elements);

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a node: ``GET /metrics`` for Prometheus, and checks for what starts nodes.
+"""The HTTP endpoint of a node or a job master: ``GET /metrics`` for Prometheus, and checks.
 
 Kubernetes' own gRPC probe knows no TLS, so a node also answers its checks here. All run on threads
 of their own: a scrape never holds up the event loop. The module imports nothing of the package but
