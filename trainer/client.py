@@ -25,7 +25,7 @@ from backstay.cluster.upkeep import Expired, Thresholds, check_period, decay_now
 from backstay.cluster.watch import ClusterWatch, ProgressHook, made_data_plane
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
-from backstay.tables import AdaptiveRevision, Sparse, Staleness, TableSpec
+from backstay.tables import AdaptiveRevision, Compensation, Sparse, TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_counts, as_keys, as_rows, output
 from backstay.trainer.pending import Pending
 from backstay.trainer.push_steps import PushSteps
@@ -170,9 +170,9 @@ class Client:
     # -- tables ---------------------------------------------------------------------------
 
     @property
-    def default_staleness(self) -> Staleness:
+    def default_compensation(self) -> Compensation:
         """What tables of layers and optimizers do about stale gradients."""
-        return "scale" if self._config.staleness == "scale" else "ignore"
+        return "scale" if self._config.compensation == "scale" else "ignore"
 
     def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
         """Create a table on all servers; one with the same settings is left as it is.
@@ -592,10 +592,10 @@ class Client:
         known = self._tables.get(spec.name)
         if known is None or known.spec != spec:
             known = self._tables[spec.name] = Table.of(spec)
-            if self._config.measure_staleness or spec.staleness != "ignore":
+            if self._config.measure_staleness or spec.compensation != "ignore":
                 self._native.track_staleness(known.id)
-            if not isinstance(spec.staleness, str):
-                sums = isinstance(spec.staleness, AdaptiveRevision)
+            if not isinstance(spec.compensation, str):
+                sums = isinstance(spec.compensation, AdaptiveRevision)
                 self._native.keep_references(known.id, sums=sums)
         return known
 

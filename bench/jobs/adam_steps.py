@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from backstay import tables
+from backstay.job.metrics import auc
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from bench.jobs.local import print_result
@@ -167,15 +168,6 @@ class DeepFM(torch.nn.Module):  # type: ignore[misc]
         factors = rows[..., :FACTORS]
         pairs = 0.5 * (factors.sum(1).square() - factors.square().sum(1)).sum(1)
         return self.network(factors.flatten(1)).squeeze(1) + pairs + rows[..., FACTORS].sum(1)
-
-
-def auc(labels: Floats, scores: Floats) -> float:
-    """Return the share of pairs in the right order; equal scores count half."""
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    positive = labels.sum()
-    below = ranks[labels == 1].sum() - positive * (positive + 1) / 2
-    return float(below / (positive * (len(labels) - positive)))
 
 
 def initial_rows(log: Log, seed: int) -> Floats:

@@ -16,11 +16,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.jobs.adam_steps import DeepFM, Floats, Ints, Log, auc
+from backstay.job.metrics import auc
+from backstay.pserver.client.inspection import ClusterInspection
+from backstay.pserver.local_cluster import LocalCluster
+from bench.jobs.adam_steps import DeepFM, Floats, Ints, Log
 from bench.programs import REPOSITORY
 
-__all__ = ["Gradients", "Job", "Model", "add_arguments", "jobs_of"]
+__all__ = ["BATCH", "Gradients", "Job", "Model", "add_arguments", "jobs_of", "megabytes"]
 
+# Records of a step.
+BATCH = 128
 CENSUS = REPOSITORY / "examples" / "census" / "data" / "adult.data.gz"
 # Columns of adult.data that are numbers with many values: each becomes one of twenty ranges.
 CENSUS_RANGES = (0, 10, 11, 12)
@@ -95,6 +100,14 @@ def jobs_of(arguments: argparse.Namespace) -> list[Job]:
         log = Log.read(arguments.data / "frappe_ctr.tsv.gz")
         jobs.append(Job("frappe", log, arguments.rates[1], arguments.passes[1]))
     return jobs
+
+
+def megabytes(cluster: LocalCluster) -> float:
+    """Return what the servers have received from clients and sent to them so far."""
+    with ClusterInspection(cluster.endpoints, cluster.client_config()) as inspection:
+        nodes = inspection.status()["nodes"]
+    moved = [node["stats"]["bytes_received"] + node["stats"]["bytes_sent"] for node in nodes]
+    return float(sum(moved)) / 1e6
 
 
 class Model:

@@ -10,15 +10,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from backstay.errors import NonFiniteGradient
+from bench.jobs.local import print_result
 
-__all__ = ["Case", "Found", "Runs", "mean_of", "measured"]
+__all__ = ["Case", "Found", "Runs", "mean_of", "measured", "report"]
 
 RUNS_FILE = "runs.jsonl"
 
@@ -105,6 +106,28 @@ class Runs:
         of_rule = [one for one in self.found.items() if one[0][:3] == (job, rule, number)]
         return {case.seed: found for case, found in of_rule if not np.isnan(found.auc)}
 
+    def has(self, job: str) -> bool:
+        """Return whether a run of a data set is done."""
+        return any(case.job == job for case in self.found)
+
+    def points(
+        self, job: str, rule: str, numbers: Iterable[int], *, of_one: str
+    ) -> tuple[tuple[float, float], ...]:
+        """Return a rule's mean AUC over the numbers, as powers of two.
+
+        Args:
+            job: The data set.
+            rule: The rule.
+            numbers: Those of the cases.
+            of_one: The rule that stands for all where the number is 1: they are the same there.
+        """
+        points = []
+        for number in sorted(numbers):
+            seeds = self.seeds(job, rule if number > 1 else of_one, number)
+            if seeds:
+                points.append((float(np.log2(number)), mean_of(seeds.values()).auc))
+        return tuple(points)
+
     def count(self, job: str, rule: str, number: int) -> str:
         """Return of how many seeds that is, and how many diverged; empty: none is done."""
         done = sum(case[:3] == (job, rule, number) for case in self.found)
@@ -121,6 +144,30 @@ def measured(run: Callable[[], tuple[float, float]], megabytes: Callable[[], flo
     except NonFiniteGradient:
         return Found(np.nan, np.nan, np.nan, time.monotonic() - begun_s)
     return Found(*judged, megabytes() - before, time.monotonic() - begun_s)
+
+
+def report(
+    out: Path | None,
+    name: str,
+    lines: Sequence[str],
+    plots: Mapping[str, str],
+    figures: Mapping[str, float],
+) -> None:
+    """Print a table and its figures; with a folder, write the table and the plots there.
+
+    Args:
+        out: The folder.
+        name: The files': ``name.md``, and ``name-JOB.svg``.
+        lines: Of the table.
+        plots: By data set.
+        figures: By name.
+    """
+    print("\n".join(lines))
+    if out is not None:
+        (out / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for job, drawn in plots.items():
+            (out / f"{name}-{job}.svg").write_text(drawn, encoding="utf-8")
+    print_result(dict(figures))
 
 
 def mean_of(found: Iterable[Found]) -> Found:

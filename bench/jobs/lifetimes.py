@@ -1,10 +1,11 @@
 """Rows that a lifetime saves on real click data, and what that costs in AUC.
 
-A DeepFM with crossed features is trained on Frappe and MovieLens 100k under each policy, in one
-pass, as online learning goes over its data: with several, a key of one example has more
-occurrences. One trainer has two servers in processes of their own. At the end of each period, an
-eighth of the pass, the table decays and expires as its lifetime says. The data is not ours to ship:
-``--data`` names the folder that has ``frappe/frappe_ctr.tsv.gz`` and ``movielens/ml-100k.*.gz``.
+A DeepFM with crossed features is trained under each policy on MovieLens 100k, on Frappe, and on
+Frappe with the cross of user and app (``frappe_pairs``): in one pass, as online learning goes over
+its data. With several, a key of one example has more occurrences. One trainer has two servers in
+processes of their own. At the end of each period, an eighth of the pass, the table decays and
+expires as its lifetime says. The data is not ours to ship: ``--data`` names the folder that has
+``frappe/frappe_ctr.tsv.gz`` and ``movielens/ml-100k.*.gz``.
 
 Usage: ``python -m bench.jobs.lifetimes --data FOLDER``
 """
@@ -39,13 +40,13 @@ PERIODS = 8
 # The score is the number of shows, halved at the end of each period: a key goes that had its only
 # show three periods ago.
 SHOWS = Score(nonclick_coefficient=1.0, click_coefficient=1.0, decay=0.5)
-STALE = Expiry(score_below=0.2)
+LOW_SCORE = Expiry(score_below=0.2)
 POLICIES: dict[str, Lifetime | None] = {
     "no lifetime": None,
     "admission after 2": Lifetime(AdmitAfter(2)),
     "admission after 2, filter of 1 MiB": Lifetime(AdmitAfter(2, filter_bytes=1 << 20)),
-    "expiry": Lifetime(expiry=STALE, score=SHOWS),
-    "both": Lifetime(AdmitAfter(2), expiry=STALE, score=SHOWS),
+    "expiry": Lifetime(expiry=LOW_SCORE, score=SHOWS),
+    "both": Lifetime(AdmitAfter(2), expiry=LOW_SCORE, score=SHOWS),
 }
 
 

@@ -30,13 +30,10 @@ from backstay.trainer import Client
 from backstay.trainer.modes.geo import GeoClient
 from bench.experiments.plot import Line, svg
 from bench.jobs.adam_steps import DIM, initial_rows
-from bench.jobs.click_runs import Job, Model, add_arguments, jobs_of
-from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured
-from bench.jobs.local import print_result
-from bench.jobs.staleness import BATCH, megabytes
+from bench.jobs.click_runs import BATCH, Job, Model, add_arguments, jobs_of, megabytes
+from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured, report
 
 RULES = ("pulls", "geo")
-PLOT_FILE, TABLE_FILE = "model-steps-{}.svg", "model-steps.md"
 
 
 class PullingSeldom(GeoClient):
@@ -144,13 +141,9 @@ def plot(runs: Runs, job: str, steps: list[int]) -> str:
     """Return the AUC of each rule over n, as powers of two."""
     lines = []
     for rule in RULES:
-        points = []
-        for n in sorted(steps):
-            seeds = runs.seeds(job, rule if n > 1 else RULES[0], n)
-            if seeds:
-                points.append((float(np.log2(n)), mean_of(seeds.values()).auc))
+        points = runs.points(job, rule, steps, of_one=RULES[0])
         if points:
-            lines.append(Line(rule, tuple(points)))
+            lines.append(Line(rule, points))
     return svg(f"{job}: test AUC", "steps between two pulls, log2", "AUC", lines)
 
 
@@ -166,13 +159,8 @@ def main() -> None:
     with LocalCluster(servers=1) as cluster:
         runs.do(cases, lambda case: measure(cluster, by_name[case.job], case, arguments.workers))
     lines, figures = table_of(runs, cases)
-    print("\n".join(lines))
-    if arguments.out is not None:
-        (arguments.out / TABLE_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        for job in {case.job for case in runs.found} & set(by_name):
-            drawn = plot(runs, job, arguments.steps)
-            (arguments.out / PLOT_FILE.format(job)).write_text(drawn, encoding="utf-8")
-    print_result(figures)
+    plots = {job: plot(runs, job, arguments.steps) for job in by_name if runs.has(job)}
+    report(arguments.out, "model-steps", lines, plots, figures)
 
 
 if __name__ == "__main__":

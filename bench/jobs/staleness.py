@@ -29,19 +29,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from backstay import tables
-from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer import Client
 from bench.experiments.plot import Line, svg
 from bench.jobs.adam_steps import DIM, Ints, initial_rows
-from bench.jobs.click_runs import Gradients, Job, Model, add_arguments, jobs_of
-from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured
-from bench.jobs.local import print_result
+from bench.jobs.click_runs import BATCH, Gradients, Job, Model, add_arguments, jobs_of, megabytes
+from bench.jobs.kept_runs import Case, Found, Runs, mean_of, measured, report
 
-BATCH = 128
-# What a rule sets as the tables' staleness.
-STALENESS: dict[str, tables.Staleness] = {
+# What a rule sets as the tables' compensation.
+COMPENSATIONS: dict[str, tables.Compensation] = {
     "sync": "ignore",
     "async": "ignore",
     "scale": "scale",
@@ -50,7 +47,6 @@ STALENESS: dict[str, tables.Staleness] = {
     "revision": tables.AdaptiveRevision(),
 }
 OPTIMIZERS = {"sgd": tables.SGD, "adagrad": tables.Adagrad}
-PLOT_FILE, TABLE_FILE = "staleness-{}.svg", "staleness.md"
 
 
 @dataclass
@@ -68,11 +64,13 @@ class Training:
         self._cluster = cluster
         self._job = job
         self._model = Model(job, case.seed)
-        made, staleness = OPTIMIZERS[optimizer](job.rate), STALENESS[case.rule]
+        made, compensation = OPTIMIZERS[optimizer](job.rate), COMPENSATIONS[case.rule]
         initial, name = self._model.initial, "-".join(map(str, case))
-        self._rows = TableSpec.sparse(f"{name}/rows", DIM, optimizer=made, staleness=staleness)
+        self._rows = TableSpec.sparse(
+            f"{name}/rows", DIM, optimizer=made, compensation=compensation
+        )
         self._network = TableSpec.dense(
-            f"{name}/network", initial.shape, optimizer=made, staleness=staleness
+            f"{name}/network", initial.shape, optimizer=made, compensation=compensation
         )
         with Client(cluster.endpoints) as client:
             rows = client.create_table(self._rows)
@@ -126,14 +124,6 @@ def measure(cluster: LocalCluster, job: Job, case: Case, optimizer: str) -> Foun
         return training.judge()
 
     return measured(run, lambda: megabytes(cluster))
-
-
-def megabytes(cluster: LocalCluster) -> float:
-    """Return what the servers have received from clients and sent to them so far."""
-    with ClusterInspection(cluster.endpoints, cluster.client_config()) as inspection:
-        nodes = inspection.status()["nodes"]
-    moved = [node["stats"]["bytes_received"] + node["stats"]["bytes_sent"] for node in nodes]
-    return float(sum(moved)) / 1e6
 
 
 def cases_of(jobs: list[Job], arguments: argparse.Namespace) -> Iterator[Case]:
@@ -193,14 +183,9 @@ def plot(runs: Runs, job: str, rules: list[str], workers: list[int]) -> str:
     """Return the AUC of each rule over the workers, as powers of two."""
     lines = []
     for rule in rules:
-        points = []
-        for number in sorted(workers):
-            # With one worker all rules are the same.
-            seeds = runs.seeds(job, "async" if number == 1 else rule, number)
-            if seeds:
-                points.append((float(np.log2(number)), mean_of(seeds.values()).auc))
+        points = runs.points(job, rule, workers, of_one="async")
         if points:
-            lines.append(Line(rule, tuple(points), dashed=rule == "sync"))
+            lines.append(Line(rule, points, dashed=rule == "sync"))
     return svg(f"{job}: test AUC", "workers, log2", "AUC", lines)
 
 
@@ -208,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add_arguments(parser, rates=(0.05, 0.05), passes=(5, 2))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 4, 16, 64])
-    parser.add_argument("--rules", nargs="+", choices=STALENESS, default=list(STALENESS))
+    parser.add_argument("--rules", nargs="+", choices=COMPENSATIONS, default=list(COMPENSATIONS))
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
     arguments = parser.parse_args()
     if arguments.optimizer != "adagrad":
@@ -220,13 +205,9 @@ def main() -> None:
     with LocalCluster(servers=1) as cluster:
         runs.do(cases, lambda case: measure(cluster, by_name[case.job], case, arguments.optimizer))
     lines, figures = table_of(runs, cases, arguments.optimizer)
-    print("\n".join(lines))
-    if arguments.out is not None:
-        (arguments.out / TABLE_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        for job in {case.job for case in runs.found} & set(by_name):
-            drawn = plot(runs, job, arguments.rules, arguments.workers)
-            (arguments.out / PLOT_FILE.format(job)).write_text(drawn, encoding="utf-8")
-    print_result(figures)
+    drawn = [job for job in by_name if runs.has(job)]
+    plots = {job: plot(runs, job, arguments.rules, arguments.workers) for job in drawn}
+    report(arguments.out, "staleness", lines, plots, figures)
 
 
 if __name__ == "__main__":

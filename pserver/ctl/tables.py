@@ -26,11 +26,11 @@ from backstay.pserver.ctl.asking import (
 )
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 from backstay.pserver.tables.settings import (
+    COMPENSATION,
     NON_FINITE,
-    STALENESS,
+    compensation_of,
     settings_of,
     shown_policy,
-    staleness_of,
 )
 
 __all__ = ["parse_assignments", "tables"]
@@ -85,8 +85,8 @@ def set_settings(
 ) -> None:
     """Change settings of a table that exists, while it is trained.
 
-    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1; or staleness, whose
-    VALUE is ignore or scale; or non_finite, whose VALUE is refuse or clip:LIMIT; or of its
+    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1; or compensation,
+    whose VALUE is ignore or scale; or non_finite, whose VALUE is refuse or clip:LIMIT; or of its
     lifetime: expiry.*, capacity.rows or .bytes, score.decay, unadmitted, with the VALUE null for
     none. Every push taken on after this has ended is applied under the new settings, on all copies.
     What the layout of the rows depends on cannot change: another optimizer, the dimension, the
@@ -259,8 +259,8 @@ def settings_text(spec: dict[str, Any]) -> str:
     if name == "user":
         name = f"user {own['name']}"
     words = [name, *(f"{key}={json.dumps(value)}" for key, value in settings_of(spec).items())]
-    if staleness_of(spec) != "ignore":
-        words.append(f"{STALENESS}={staleness_of(spec)}")
+    if compensation_of(spec) != "ignore":
+        words.append(f"{COMPENSATION}={compensation_of(spec)}")
     if spec[NON_FINITE] != "refuse":
         words.append(f"{NON_FINITE}={shown_policy(spec[NON_FINITE])}")
     return " ".join(words)

@@ -16,12 +16,12 @@ from typing import Any
 from backstay.errors import LimitExceeded, TableConflict, UnknownTable
 from backstay.listing import listed
 from backstay.pserver.tables.settings import (
+    COMPENSATION,
     NON_FINITE,
-    STALENESS,
+    compensation_of,
     lifetime_settings,
     settings_of,
     shown_policy,
-    staleness_of,
 )
 
 __all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
@@ -256,8 +256,8 @@ def _assignments(present: dict[str, Any], wanted: dict[str, Any]) -> str:
     ]
     if present[NON_FINITE] != wanted[NON_FINITE]:
         words.append(f"{NON_FINITE}={shown_policy(wanted[NON_FINITE])}")
-    if staleness_of(present) != staleness_of(wanted):
-        words.append(f"{STALENESS}={staleness_of(wanted)}")
+    if compensation_of(present) != compensation_of(wanted):
+        words.append(f"{COMPENSATION}={compensation_of(wanted)}")
     old, new = lifetime_settings(present), lifetime_settings(wanted)
     words += [f"{name}={_word(new[name])}" for name in new if new[name] != old[name]]
     return shlex.join(words)

@@ -14,18 +14,18 @@ from typing import Any
 from backstay.errors import ConfigError, TableConflict
 
 __all__ = [
+    "COMPENSATION",
     "NON_FINITE",
-    "STALENESS",
+    "compensation_of",
     "lifetime_settings",
     "settings_changed",
     "settings_of",
     "shown_policy",
-    "staleness_of",
     "with_assignments",
 ]
 
 NON_FINITE = "non_finite"
-STALENESS = "staleness"
+COMPENSATION = "compensation"
 # What may change of a lifetime, as people name it: its place in the description.
 LIFETIME_SETTINGS = (
     "unadmitted",
@@ -61,8 +61,8 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
 
     Args:
         spec_json: Canonical.
-        settings: Of its optimizer by name, ``non_finite``, ``staleness``, of its lifetime, such as
-            ``expiry.unseen_seconds``, and ``pull.`` with a setting's name.
+        settings: Of its optimizer by name, ``non_finite``, ``compensation``, of its lifetime, such
+            as ``expiry.unseen_seconds``, and ``pull.`` with a setting's name.
 
     Raises:
         ConfigError: It has no such setting.
@@ -72,7 +72,7 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
     ((kind, own),) = spec["optimizer"].items()
     known = settings_of(spec)
     for name, value in settings.items():
-        if name in (NON_FINITE, STALENESS):
+        if name in (NON_FINITE, COMPENSATION):
             spec[name] = value
         elif name in known and name.startswith(_PULL):
             spec["pull"]["settings"][name.removeprefix(_PULL)] = value
@@ -91,8 +91,8 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
                 "make a table of another name"
             )
         else:
-            others = [NON_FINITE, STALENESS, *(LIFETIME_SETTINGS if spec.get("lifetime") else ())]
-            near = difflib.get_close_matches(name, [*known, *others], 1)
+            others = LIFETIME_SETTINGS if spec.get("lifetime") else ()
+            near = difflib.get_close_matches(name, [*known, NON_FINITE, COMPENSATION, *others], 1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(
                 f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
@@ -151,9 +151,9 @@ def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     if before[NON_FINITE] != after[NON_FINITE]:
         was, is_now = (shown_policy(spec[NON_FINITE]) for spec in (before, after))
         lines.append(f"{NON_FINITE}: {was} -> {is_now}")
-    was, is_now = staleness_of(before), staleness_of(after)
+    was, is_now = compensation_of(before), compensation_of(after)
     if was != is_now:
-        lines.append(f"{STALENESS}: {was} -> {is_now}")
+        lines.append(f"{COMPENSATION}: {was} -> {is_now}")
     old, new = lifetime_settings(before), lifetime_settings(after)
     lines += [
         f"{name}: {json.dumps(old[name])} -> {json.dumps(new[name])}"
@@ -168,9 +168,9 @@ def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def staleness_of(spec: Mapping[str, Any]) -> str:
+def compensation_of(spec: Mapping[str, Any]) -> str:
     """Return what a description does about stale gradients, as ``tables set`` takes it."""
-    value = spec.get(STALENESS, "ignore")
+    value = spec.get(COMPENSATION, "ignore")
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -618,11 +618,11 @@ class ClientConfig(SecurityConfig):
         "Whether an existing table takes other settings that a trainer asks for. Jobs have "
         "their own rule.",
     )
-    staleness: str = setting(
+    compensation: str = setting(
         "ignore",
         "What servers do about stale gradients, in tables of layers and optimizers: ignore, or "
-        "scale (divide the learning rate by the staleness). `staleness=` of a layer goes first; a "
-        "job has `mode.compensation`.",
+        "scale (divide the learning rate by the staleness). `compensation=` of a layer goes first; "
+        "a job has `mode.compensation`.",
         choices=("ignore", "scale"),
     )
     measure_staleness: bool = setting(

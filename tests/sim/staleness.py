@@ -51,10 +51,10 @@ def stale_tables() -> list[str]:
                 "kind": {"sparse": {"dim": DIM}},
                 "initializer": {"uniform": {"low": -1.0, "high": 1.0}},
                 "optimizer": optimizer,
-                "staleness": staleness,
+                "compensation": compensation,
             }
         )
-        for name, (optimizer, staleness, _) in TABLES.items()
+        for name, (optimizer, compensation, _) in TABLES.items()
     ]
 
 

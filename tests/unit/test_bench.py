@@ -262,4 +262,7 @@ def test_runs_that_are_done_are_not_done_again(tmp_path: Path) -> None:
     assert runs.seeds("census", "async", 4) == {0: found[0], 1: found[0]}
     assert runs.count("census", "async", 4) == "2 (1 more diverged)"
     assert runs.count("census", "scale", 4) == ""
+    assert (runs.has("census"), runs.has("frappe")) == (True, False)
+    drawn = runs.points("census", "async", [4, 2], of_one="async")
+    assert drawn == ((2.0, found[0].auc),), "two workers were not tried"
     assert Runs(arguments(), [2]).found == {}

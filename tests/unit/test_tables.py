@@ -92,11 +92,11 @@ SPECS = [
     TableSpec.sparse("l5", 1, lifetime=Lifetime(expiry=Expiry(9, 0.5, 1e-3, 60))),
     TableSpec.sparse("l6", 1, lifetime=Lifetime(capacity=Capacity(16, evict="least_frequent"))),
     TableSpec.sparse("l7", 1, lifetime=Lifetime(capacity=Capacity(bytes=1 << 30))),
-    TableSpec.sparse("s1", 1, staleness="scale"),
-    TableSpec.dense("s2", (3,), staleness="scale"),
-    TableSpec.sparse("s3", 1, staleness=DelayCompensated(0.04)),
-    TableSpec.dense("s4", (3,), staleness=DelayCompensated(2, adaptive=True)),
-    TableSpec.sparse("s5", 3, optimizer=Adagrad(0.1), staleness=AdaptiveRevision()),
+    TableSpec.sparse("s1", 1, compensation="scale"),
+    TableSpec.dense("s2", (3,), compensation="scale"),
+    TableSpec.sparse("s3", 1, compensation=DelayCompensated(0.04)),
+    TableSpec.dense("s4", (3,), compensation=DelayCompensated(2, adaptive=True)),
+    TableSpec.sparse("s5", 3, optimizer=Adagrad(0.1), compensation=AdaptiveRevision()),
     TableSpec.sparse("l8", 1, lifetime=Lifetime(capacity=Capacity(99, evict="lowest_score"))),
 ]
 
@@ -176,21 +176,21 @@ def test_a_row_keeps_the_statistics_that_its_policy_uses() -> None:
     assert "lifetime" not in SPECS[0].to_json()
 
 
-def test_an_unknown_word_for_staleness_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_word_for_compensation_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(
-        ConfigError, match=r"TableSpec.staleness is 'sclae'; allowed: 'ignore', 'scale', Delay"
+        ConfigError, match=r"TableSpec.compensation is 'sclae'; allowed: 'ignore', 'scale', Delay"
     ):
-        TableSpec.sparse("t", 1, staleness="sclae")  # type: ignore[arg-type]
-    assert "staleness" not in SPECS[0].to_json()
+        TableSpec.sparse("t", 1, compensation="sclae")  # type: ignore[arg-type]
+    assert "compensation" not in SPECS[0].to_json()
 
 
 def test_adaptive_revision_with_another_optimizer_is_refused_by_name() -> None:
-    words = "TableSpec.staleness is AdaptiveRevision; allowed with the optimizer Adagrad only: "
+    words = "TableSpec.compensation is AdaptiveRevision; allowed with the optimizer Adagrad only: "
     with pytest.raises(ConfigError, match=f"{words}this table has Adam"):
-        TableSpec.sparse("t", 1, optimizer=Adam(), staleness=AdaptiveRevision())
+        TableSpec.sparse("t", 1, optimizer=Adam(), compensation=AdaptiveRevision())
     other = TableSpec.sparse("t", 1, optimizer=Adam()).to_json()[:-1]
     with pytest.raises(ConfigError, match="with the optimizer adagrad only; this table has adam"):
-        _native.canonical_table(f'{other}, "staleness": "adaptive_revision"}}')
+        _native.canonical_table(f'{other}, "compensation": "adaptive_revision"}}')
 
 
 def test_missing_fields_take_their_defaults() -> None:

@@ -163,7 +163,7 @@ def dense_groups(client: Client, parameters: Sequence[Placed], prefix: str) -> l
                 f"{prefix}{members[0].name}",
                 [sum(parameter.elements for parameter in members)],
                 optimizer=optimizer,
-                staleness=client.default_staleness,
+                compensation=client.default_compensation,
             ),
             members,
             rate,

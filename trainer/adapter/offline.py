@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from backstay.checkpoint.trained import TrainedTables, check_has
 from backstay.errors import ConfigError, UnknownTable
 from backstay.listing import listed
-from backstay.tables import Staleness, TableSpec
+from backstay.tables import Compensation, TableSpec
 from backstay.trainer.adapter.session import Session, TrainerEnvironment, open_session
 from backstay.trainer.arrays import Keys, as_keys
 from backstay.trainer.client import Client
@@ -51,8 +51,8 @@ class OfflineClient:
         self._tables = tables
 
     @property
-    def default_staleness(self) -> Staleness:
-        """See ``Client.default_staleness``; nothing is pushed."""
+    def default_compensation(self) -> Compensation:
+        """See ``Client.default_compensation``; nothing is pushed."""
         return "ignore"
 
     def create_table(self, spec: TableSpec) -> Table:

@@ -340,15 +340,15 @@ class ServerRows:
 
 
 def described_optimizer(
-    own: tables.Optimizer | None, staleness: tables.Staleness | None
+    own: tables.Optimizer | None, compensation: tables.Compensation | None
 ) -> tables.Optimizer | None:
     """Return the optimizer in a layer's description; one that has none of its own gets it later.
 
     Args:
         own: The layer's.
-        staleness: The layer's; what stands there until then must go with it.
+        compensation: The layer's; what stands there until then must go with it.
     """
-    if own is None and isinstance(staleness, tables.AdaptiveRevision):
+    if own is None and isinstance(compensation, tables.AdaptiveRevision):
         return tables.Adagrad(0.01)
     return own
 

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
-from backstay.tables import Staleness, TableSpec
+from backstay.tables import Compensation, TableSpec
 from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_counts, as_keys
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream
 
-__all__ = ["ForwardingClient", "PreparedKeys", "check_staleness", "counts_of", "finished"]
+__all__ = ["ForwardingClient", "PreparedKeys", "check_compensation", "counts_of", "finished"]
 
 
 class PreparedKeys:
@@ -63,8 +63,8 @@ class ForwardingClient:
         self.behind = client
 
     @property
-    def default_staleness(self) -> Staleness:
-        """See ``Client.default_staleness``: what a mode sends is not stale, or is no gradient."""
+    def default_compensation(self) -> Compensation:
+        """See ``Client.default_compensation``: what a mode sends is not stale, or no gradient."""
         return "ignore"
 
     def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
@@ -170,17 +170,18 @@ class ForwardingClient:
         return self.table(table) if isinstance(table, str) else table
 
 
-def check_staleness(spec: TableSpec, mode: str) -> None:
+def check_compensation(spec: TableSpec, mode: str) -> None:
     """Refuse a table whose pushes must tell from where their gradients come.
 
     Raises:
         ConfigError: A push of this mode is no gradient of rows that its client has just pulled.
     """
-    if not isinstance(spec.staleness, str):
+    if not isinstance(spec.compensation, str):
+        kind = type(spec.compensation).__name__
         raise ConfigError(
-            f"mode {mode}: the table {spec.name!r} has staleness={type(spec.staleness).__name__}, "
+            f"mode {mode}: the table {spec.name!r} has compensation={kind}, "
             "which is for modes async and bounded: a push of this mode has the gradients of other "
-            "workers or steps, too. Choose one of these modes, or leave staleness out"
+            "workers or steps, too. Choose one of these modes, or leave compensation out"
         )
 
 

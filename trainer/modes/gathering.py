@@ -22,7 +22,7 @@ from backstay.trainer.client import Client
 from backstay.trainer.modes.forwarding import (
     ForwardingClient,
     PreparedKeys,
-    check_staleness,
+    check_compensation,
     counts_of,
     finished,
 )
@@ -151,7 +151,7 @@ class GatheringClient(ForwardingClient):
         Raises:
             ConfigError: It compensates the delay of gradients.
         """
-        check_staleness(spec, "sync")
+        check_compensation(spec, "sync")
         return super().create_table(spec, update_settings=update_settings)
 
     def push_async(

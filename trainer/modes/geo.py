@@ -21,7 +21,7 @@ from backstay.trainer.client import Client
 from backstay.trainer.modes.forwarding import (
     ForwardingClient,
     PreparedKeys,
-    check_staleness,
+    check_compensation,
     counts_of,
     finished,
 )
@@ -122,7 +122,7 @@ class GeoClient(ForwardingClient):
         Raises:
             ConfigError: It has another optimizer, or compensates the delay of gradients.
         """
-        check_staleness(spec, "geo")
+        check_compensation(spec, "geo")
         table = super().create_table(spec, update_settings=update_settings)
         _rate_of(table)
         return table

@@ -74,7 +74,7 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
         storage: tables.Storage,
         non_finite: tables.NonFinite | None,
         lifetime: tables.Lifetime | None,
-        staleness: tables.Staleness | None,
+        compensation: tables.Compensation | None,
     ) -> None:
         super().__init__()
         if weight_attr is False:
@@ -89,13 +89,13 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
         spec = tables.TableSpec.sparse(
             table_name if session is None else session.table_name(table_name),
             embedding_dim,
-            optimizer=described_optimizer(optimizer, staleness),
+            optimizer=described_optimizer(optimizer, compensation),
             initializer=initializer_of(weight_attr, num_embeddings, embedding_dim),
             seed=seed,
             storage=storage,
             non_finite=non_finite,
             lifetime=lifetime,
-            staleness=staleness or connected.default_staleness,
+            compensation=compensation or connected.default_compensation,
         )
         self._set_up(connected, spec, optimizer, padding_idx)
         # Stands among the model's parameters for the rows on the servers: this is how the
@@ -158,9 +158,9 @@ class Embedding(_ServerLayer):
             (default) or clip.
         lifetime: When rows come and go. Default: each id gets a row with its first push, for
             good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
-        staleness: What the servers do about stale gradients: "ignore", "scale", a
+        compensation: What the servers do about stale gradients: "ignore", "scale", a
             ``DelayCompensated`` or ``AdaptiveRevision()``. Default: the client's setting
-            ``staleness``.
+            ``compensation``.
 
     Raises:
         ConfigError: No connection, or an initializer that the servers do not have.
@@ -181,13 +181,13 @@ class Embedding(_ServerLayer):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
-        staleness: tables.Staleness | None = None,
+        compensation: tables.Compensation | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             weight_attr=weight_attr, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
-            staleness=staleness,
+            compensation=compensation,
         )  # fmt: skip
 
     def forward(self, ids: Any) -> paddle.Tensor:
@@ -235,7 +235,7 @@ class EmbeddingBag(_ServerLayer):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
-        staleness: tables.Staleness | None = None,
+        compensation: tables.Compensation | None = None,
     ) -> None:
         if mode not in ("sum", "mean"):
             raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
@@ -243,7 +243,7 @@ class EmbeddingBag(_ServerLayer):
             num_embeddings, embedding_dim, padding_idx,
             weight_attr=weight_attr, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
-            staleness=staleness,
+            compensation=compensation,
         )  # fmt: skip
         self.mode = mode
 

@@ -65,7 +65,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         storage: tables.Storage,
         non_finite: tables.NonFinite | None,
         lifetime: tables.Lifetime | None,
-        staleness: tables.Staleness | None,
+        compensation: tables.Compensation | None,
     ) -> None:
         super().__init__()
         connected, session = connection(client)
@@ -75,13 +75,13 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         spec = tables.TableSpec.sparse(
             table_name if session is None else session.table_name(table_name),
             embedding_dim,
-            optimizer=described_optimizer(optimizer, staleness),
+            optimizer=described_optimizer(optimizer, compensation),
             initializer=DEFAULT_INITIALIZER if initializer is None else initializer,
             seed=seed,
             storage=storage,
             non_finite=non_finite,
             lifetime=lifetime,
-            staleness=staleness or connected.default_staleness,
+            compensation=compensation or connected.default_compensation,
         )
         self._set_up(connected, spec, optimizer, padding_idx)
         # Stands among the model's parameters for the rows on the servers: this is how the
@@ -147,9 +147,9 @@ class Embedding(_ServerModule):
             (default) or clip.
         lifetime: When rows come and go. Default: each id gets a row with its first push, for
             good. If it uses a score, tell ``DistributedOptimizer.step`` the clicks.
-        staleness: What the servers do about stale gradients: "ignore", "scale", a
+        compensation: What the servers do about stale gradients: "ignore", "scale", a
             ``DelayCompensated`` or ``AdaptiveRevision()``. Default: the client's setting
-            ``staleness``.
+            ``compensation``.
 
     Raises:
         ConfigError: No connection, or a setting out of range.
@@ -170,13 +170,13 @@ class Embedding(_ServerModule):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
-        staleness: tables.Staleness | None = None,
+        compensation: tables.Compensation | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             initializer=initializer, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
-            staleness=staleness,
+            compensation=compensation,
         )  # fmt: skip
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -228,7 +228,7 @@ class EmbeddingBag(_ServerModule):
         storage: tables.Storage = "float32",
         non_finite: tables.NonFinite | None = None,
         lifetime: tables.Lifetime | None = None,
-        staleness: tables.Staleness | None = None,
+        compensation: tables.Compensation | None = None,
     ) -> None:
         if mode not in ("sum", "mean"):
             raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
@@ -236,7 +236,7 @@ class EmbeddingBag(_ServerModule):
             num_embeddings, embedding_dim, padding_idx,
             initializer=initializer, name=name, client=client, optimizer=optimizer,
             seed=seed, storage=storage, non_finite=non_finite, lifetime=lifetime,
-            staleness=staleness,
+            compensation=compensation,
         )  # fmt: skip
         self.mode = mode
         self.include_last_offset = include_last_offset

@@ -94,7 +94,7 @@ def connect(
         config = replace(
             config or ClientConfig.load(),
             measure_staleness=True,
-            staleness=spec.mode.compensation,
+            compensation=spec.mode.compensation,
         )
     session = init(
         endpoints,

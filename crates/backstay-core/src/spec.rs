@@ -49,7 +49,7 @@ pub struct TableSpec {
     pub lifetime: Option<Lifetime>,
     /// What is done about gradients that are stale; absent: nothing.
     #[serde(default, skip_serializing_if = "Compensation::is_ignore")]
-    pub staleness: Compensation,
+    pub compensation: Compensation,
     /// What a pull returns in the place of the weights; absent: the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull: Option<Function<Pull>>,
@@ -193,7 +193,7 @@ impl TableSpec {
     pub fn state_words(&self) -> usize {
         let statistics = self.lifetime.as_ref().map_or(0, Lifetime::statistics_words);
         let elements = self.row_elements();
-        let kept = self.staleness.state_elements(elements);
+        let kept = self.compensation.state_elements(elements);
         self.optimizer.state_elements(elements) + kept + statistics
     }
 
@@ -226,10 +226,10 @@ impl TableSpec {
             optimizer: self.optimizer.with_settings_of(&other.optimizer),
             non_finite: other.non_finite.clone(),
             lifetime,
-            staleness: if self.staleness.fits(other.staleness) {
-                other.staleness
+            compensation: if self.compensation.fits(other.compensation) {
+                other.compensation
             } else {
-                self.staleness
+                self.compensation
             },
             pull: other.pull.clone(),
             ..self.clone()

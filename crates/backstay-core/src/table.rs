@@ -91,7 +91,7 @@ impl Table {
             initializer: RowInitializer::new(&spec),
             optimizer_words: optimizer.state_elements(elements),
             kept_words: optimizer.state_elements(elements)
-                + spec.staleness.state_elements(elements),
+                + spec.compensation.state_elements(elements),
             state_words: spec.state_words(),
             live: spec
                 .lifetime
@@ -184,7 +184,7 @@ impl Table {
         stamp: Option<&OptimizerStamp>,
         compensation: Compensation,
     ) -> Result<(), Refusal> {
-        let fits = compensation.reference().is_none() || compensation.fits(self.spec.staleness);
+        let fits = compensation.reference().is_none() || compensation.fits(self.spec.compensation);
         let stamp = stamp.filter(|_| fits).ok_or_else(|| self.foreign_stamp())?;
         let optimizer = self.optimizer_under(Some(stamp))?;
         let revises = compensation == Compensation::AdaptiveRevision;
@@ -251,21 +251,21 @@ impl Table {
             Change::Compare { reference, .. } => Some(reference),
             _ => return Ok(()),
         };
-        let wanted = self.spec.staleness.reference();
+        let wanted = self.spec.compensation.reference();
         if told == wanted {
             return Ok(());
         }
         let reason = match wanted {
             Some(Reference::Weights) => {
-                "compensates the delay of gradients (staleness): a push must bring the weights that \
+                "compensates the delay of gradients (compensation): a push must bring the weights that \
                  its gradients were computed with"
             }
             Some(Reference::Sum) => {
-                "revises its steps (staleness): a push must bring the sums of gradients that came \
+                "revises its steps (compensation): a push must bring the sums of gradients that came \
                  with the weights"
             }
             None => {
-                "does not compensate the delay of gradients (staleness): a push brings no weights"
+                "does not compensate the delay of gradients (compensation): a push brings no weights"
             }
         };
         let name = &self.spec.name;
@@ -394,9 +394,9 @@ impl Table {
     /// of each row, and its birth; zeros of a key without a row. Refuses a table that keeps none.
     pub fn read_sums(&self, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
         let told = revision::told_elements(self.elements);
-        if self.spec.staleness.reference() != Some(Reference::Sum) {
+        if self.spec.compensation.reference() != Some(Reference::Sum) {
             return Err(Refusal::InvalidRequest(format!(
-                "table {} keeps no sums of gradients: it does not revise its steps (staleness)",
+                "table {} keeps no sums of gradients: it does not revise its steps (compensation)",
                 self.spec.name
             )));
         }
@@ -503,7 +503,7 @@ impl Table {
                 storage::encode(self.spec.storage, value, weights);
                 let (own, rest) = state.split_at_mut(self.optimizer_words);
                 optimizer.init_state(bytemuck::cast_slice_mut(own));
-                let compensation = self.spec.staleness;
+                let compensation = self.spec.compensation;
                 compensation.init_state(bytemuck::cast_slice_mut(rest), id);
             }
         }
@@ -621,7 +621,7 @@ impl Update<'_> {
         table.ensure_maps();
         let (elements, weight_words, storage) =
             (table.elements, table.weight_words, table.spec.storage);
-        let (own_words, compensation) = (table.optimizer_words, table.spec.staleness);
+        let (own_words, compensation) = (table.optimizer_words, table.spec.compensation);
         let compares = moment.compensation.delay().is_some();
         let in_place = storage::is_plain(storage);
         let mut scratch = vec![0f32; if in_place { 0 } else { elements }];

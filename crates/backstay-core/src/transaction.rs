@@ -330,7 +330,7 @@ impl Transaction {
     pub fn stamp_by(&mut self, spec: &TableSpec, space: SlotSpace, time: u32) {
         self.optimizer = Some(spec.optimizer.stamp());
         if self.change.updates() {
-            self.compensation = spec.staleness;
+            self.compensation = spec.compensation;
         }
         let Some(lifetime) = &spec.lifetime else {
             return;

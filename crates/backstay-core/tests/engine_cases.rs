@@ -275,7 +275,7 @@ fn a_stale_push_is_slowed_by_the_staleness_of_each_slot() {
 /// A table whose gradients are moved to where the weights are.
 fn delayed(adaptive: bool, lifetime: &str) -> Arc<TableSpec> {
     let json = format!(
-        r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"momentum":{{"learning_rate":1.0,"momentum":0.5}}}},"staleness":{{"delay_compensated":{{"strength":0.5,"adaptive":{adaptive}}}}}{lifetime}}}"#
+        r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"momentum":{{"learning_rate":1.0,"momentum":0.5}}}},"compensation":{{"delay_compensated":{{"strength":0.5,"adaptive":{adaptive}}}}}{lifetime}}}"#
     );
     Arc::new(TableSpec::from_json(&json).unwrap())
 }
@@ -292,7 +292,7 @@ fn compared(
     let batch = Batch::new(keys, &row.repeat(keys.len()));
     let change = push.change.compared(Reference::Weights);
     let mut push = Transaction::new(space(), push.id, 0, push.table, change, batch).unwrap();
-    push.compensation = spec.staleness;
+    push.compensation = spec.compensation;
     Arc::new(push)
 }
 
@@ -366,7 +366,7 @@ fn a_gradient_of_a_row_that_its_push_creates_is_not_moved() {
     for lifetime in ["", r#","lifetime":{"expiry":{"unseen_seconds":9}}"#] {
         for storage in ["float32", "bfloat16"] {
             let json = format!(
-                r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"storage":"{storage}","initializer":{{"constant":{{"value":0.125}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"staleness":{{"delay_compensated":{{"strength":0.5}}}}{lifetime}}}"#
+                r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"storage":"{storage}","initializer":{{"constant":{{"value":0.125}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"compensation":{{"delay_compensated":{{"strength":0.5}}}}{lifetime}}}"#
             );
             let spec = Arc::new(TableSpec::from_json(&json).unwrap());
             let (mut one, mut other) = (engine(&spec), engine(&spec));
@@ -391,7 +391,7 @@ fn a_gradient_of_a_row_that_its_push_creates_is_not_moved() {
 /// A table of Adagrad that revises its steps.
 fn revising(lifetime: &str) -> Arc<TableSpec> {
     let json = format!(
-        r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"adagrad":{{"learning_rate":0.5,"initial_accumulator":0.25}}}},"staleness":"adaptive_revision"{lifetime}}}"#
+        r#"{{"name":"t","kind":{{"sparse":{{"dim":{DIM}}}}},"optimizer":{{"adagrad":{{"learning_rate":0.5,"initial_accumulator":0.25}}}},"compensation":"adaptive_revision"{lifetime}}}"#
     );
     Arc::new(TableSpec::from_json(&json).unwrap())
 }
@@ -544,7 +544,7 @@ fn what_a_table_that_revises_does_not_take_is_refused() {
 
 fn revised_json(optimizer: &str) -> String {
     format!(
-        r#"{{"name":"t","kind":{{"sparse":{{"dim":2}}}},"optimizer":{optimizer},"staleness":"adaptive_revision"}}"#
+        r#"{{"name":"t","kind":{{"sparse":{{"dim":2}}}},"optimizer":{optimizer},"compensation":"adaptive_revision"}}"#
     )
 }
 

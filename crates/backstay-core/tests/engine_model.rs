@@ -143,7 +143,7 @@ fn read_weight(transaction: &Transaction) -> f32 {
 
 /// As the counter, and the delay of gradients is compensated.
 fn delayed() -> Arc<TableSpec> {
-    let staleness = r#","staleness":{"delay_compensated":{"strength":0.5}}}"#;
+    let staleness = r#","compensation":{"delay_compensated":{"strength":0.5}}}"#;
     let counter = counter().canonical_json();
     let json = format!("{}{staleness}", &counter[..counter.len() - 1]);
     Arc::new(TableSpec::from_json(&json).unwrap())
@@ -184,12 +184,12 @@ fn transaction(spec: &TableSpec, (n, keys): (usize, Vec<u64>)) -> Arc<Transactio
     let push = push(stream, sequence, 0, &keys, -1.0);
     let origin = [UNTOLD, 0, 1][n % 3];
     let push = told(&push, &vec![origin; push.runs().len()]);
-    if spec.staleness.reference().is_some() {
+    if spec.compensation.reference().is_some() {
         let row = [[-1.0; DIM], [n as f32; DIM]].concat();
         let batch = Batch::new(&keys, &row.repeat(keys.len()));
         let change = push.change.compared(Reference::Weights);
         let mut late = Transaction::new(space(), push.id, 0, push.table, change, batch).unwrap();
-        late.compensation = spec.staleness;
+        late.compensation = spec.compensation;
         told(&late, &vec![origin; late.runs().len()])
     } else if n.is_multiple_of(2) {
         scaled(&push)

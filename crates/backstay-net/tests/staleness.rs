@@ -98,7 +98,7 @@ fn a_client_that_asks_hears_how_stale_its_pushes_are() {
 /// A server with table `d`, which compensates the delay of gradients.
 fn delayed() -> Server {
     compensating(
-        r#"{"sgd":{"learning_rate":1.0}},"staleness":{"delay_compensated":{"strength":0.5}}"#,
+        r#"{"sgd":{"learning_rate":1.0}},"compensation":{"delay_compensated":{"strength":0.5}}"#,
     )
 }
 
@@ -168,7 +168,7 @@ fn a_push_brings_the_weights_that_its_gradients_were_computed_with() {
 #[test]
 fn a_push_brings_the_sums_that_came_with_its_weights() {
     let server = compensating(
-        r#"{"adagrad":{"learning_rate":0.5,"initial_accumulator":1.0}},"staleness":"adaptive_revision""#,
+        r#"{"adagrad":{"learning_rate":0.5,"initial_accumulator":1.0}},"compensation":"adaptive_revision""#,
     );
     let address = server.address().to_string();
     let made = || client(&address, client_options()).unwrap().0;
@@ -248,11 +248,11 @@ fn weights_that_are_not_finite_are_refused_by_name() {
         raw.expect_error(5, code, words);
     }
     let refused = TableSpec::from_json(
-        r#"{"name":"d","kind":{"sparse":{"dim":2}},"optimizer":{"sgd":{}},"staleness":{"delay_compensated":{"strength":-1}}}"#,
+        r#"{"name":"d","kind":{"sparse":{"dim":2}},"optimizer":{"sgd":{}},"compensation":{"delay_compensated":{"strength":-1}}}"#,
     );
     let text = refused.unwrap_err().to_string();
     assert!(
-        text.contains("staleness.delay_compensated.strength is -1"),
+        text.contains("compensation.delay_compensated.strength is -1"),
         "{text}"
     );
     assert_still_serves(&server);

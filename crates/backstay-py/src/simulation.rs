@@ -389,7 +389,7 @@ impl SimNode {
         let node = self.node();
         let engine = node.rows.0.borrow();
         if let (0, Ok(known)) = (code, engine.table(table)) {
-            if known.spec().staleness.reference() == Some(Reference::Sum) {
+            if known.spec().compensation.reference() == Some(Reference::Sum) {
                 sums = vec![0.0; keys.len() * Reference::Sum.values(known.spec().row_elements())];
             }
             let told = engine.origins(table, &keys, &mut origins);

@@ -10,6 +10,7 @@ docs/reference/tables.md has every formula.
 
 from __future__ import annotations
 
+from backstay.tables.compensation import AdaptiveRevision, DelayCompensated
 from backstay.tables.initializers import (
     Constant,
     Initializer,
@@ -51,16 +52,15 @@ from backstay.tables.optimizers import (
 )
 from backstay.tables.spec import (
     Clip,
+    Compensation,
     Dense,
     Kind,
     NonFinite,
     Refuse,
     Sparse,
-    Staleness,
     Storage,
     TableSpec,
 )
-from backstay.tables.staleness import AdaptiveRevision, DelayCompensated
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -90,6 +90,7 @@ __all__ = [
     "Always",
     "Capacity",
     "Clip",
+    "Compensation",
     "Constant",
     "DelayCompensated",
     "Dense",
@@ -110,7 +111,6 @@ __all__ = [
     "Score",
     "ScoreFunction",
     "Sparse",
-    "Staleness",
     "State",
     "Steps",
     "Storage",

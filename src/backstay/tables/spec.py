@@ -23,6 +23,7 @@ from backstay.tables.checks import (
     check_integer,
     check_number,
 )
+from backstay.tables.compensation import AdaptiveRevision, DelayCompensated
 from backstay.tables.initializers import (
     Constant,
     Initializer,
@@ -45,7 +46,6 @@ from backstay.tables.lifetime import (
     Score,
 )
 from backstay.tables.optimizers import SGD, Adagrad, Optimizer
-from backstay.tables.staleness import AdaptiveRevision, DelayCompensated
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -56,7 +56,7 @@ from backstay.tables.user import (
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
 Storage: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Staleness: TypeAlias = Literal["ignore", "scale"] | DelayCompensated | AdaptiveRevision
+Compensation: TypeAlias = Literal["ignore", "scale"] | DelayCompensated | AdaptiveRevision
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ _ADMISSIONS: dict[str, Callable[..., Admission]] = {
     "score": AdmitByScore,
     "function": AdmissionFunction,
 }
-_STALENESS: dict[str, Callable[..., DelayCompensated | AdaptiveRevision]] = {
+_COMPENSATIONS: dict[str, Callable[..., DelayCompensated | AdaptiveRevision]] = {
     "delay_compensated": DelayCompensated,
     "adaptive_revision": AdaptiveRevision,
 }
 _JSON_NAMES: dict[Callable[..., object], str] = {
     made: name
-    for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE, _ADMISSIONS, _STALENESS)
+    for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE, _ADMISSIONS, _COMPENSATIONS)
     for name, made in group.items()
 }
 
@@ -169,8 +169,8 @@ class TableSpec:
         seed: 0 to 2^64 - 1; another seed gives other initial weights.
         non_finite: What happens to NaN and infinity in gradients.
         lifetime: When rows of a sparse table come and go; None: they stay until they are deleted.
-        staleness: What the servers do about gradients that are stale: nothing ("ignore"), or divide
-            the learning rate of a push by its staleness in each slot ("scale"), or
+        compensation: What the servers do about gradients that are stale: nothing ("ignore"), or
+            divide the learning rate of a push by its staleness in each slot ("scale"), or
             :class:`DelayCompensated`, or :class:`AdaptiveRevision` with Adagrad.
         pull: What a pull returns in the place of the weights; None: the weights.
 
@@ -187,7 +187,7 @@ class TableSpec:
     non_finite: NonFinite = field(default_factory=Refuse)
     lifetime: Lifetime | None = None
     pull: PullFunction | None = None
-    staleness: Staleness = "ignore"
+    compensation: Compensation = "ignore"
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -210,7 +210,7 @@ class TableSpec:
         if not (self.pull is None or isinstance(self.pull, PullFunction)):
             raise ConfigError(f"TableSpec.pull is {self.pull!r}; allowed: a PullFunction or None")
         check_choice(self, "storage", get_args(Storage))
-        self._check_staleness()
+        self._check_compensation()
         check_integer(self, "seed", 0, 2**64 - 1)
         if self.lifetime is not None and isinstance(self.kind, Dense):
             raise ConfigError(
@@ -218,23 +218,23 @@ class TableSpec:
                 "come nor go"
             )
 
-    def _check_staleness(self) -> None:
-        if isinstance(self.staleness, AdaptiveRevision):
+    def _check_compensation(self) -> None:
+        if isinstance(self.compensation, AdaptiveRevision):
             if not isinstance(self.optimizer, Adagrad):
                 raise ConfigError(
-                    "TableSpec.staleness is AdaptiveRevision; allowed with the optimizer Adagrad "
-                    f"only: this table has {type(self.optimizer).__name__}"
+                    "TableSpec.compensation is AdaptiveRevision; allowed with the optimizer "
+                    f"Adagrad only: this table has {type(self.optimizer).__name__}"
                 )
-        elif not isinstance(self.staleness, DelayCompensated):
-            if self.staleness not in ("ignore", "scale"):
+        elif not isinstance(self.compensation, DelayCompensated):
+            if self.compensation not in ("ignore", "scale"):
                 raise ConfigError(
-                    f"TableSpec.staleness is {self.staleness!r}; allowed: 'ignore', 'scale', "
+                    f"TableSpec.compensation is {self.compensation!r}; allowed: 'ignore', 'scale', "
                     "DelayCompensated(...) or AdaptiveRevision()"
                 )
         elif isinstance(self.optimizer, UserOptimizer) or self.pull is not None:
             raise ConfigError(
-                "TableSpec.staleness is DelayCompensated; allowed with an optimizer of your own, "
-                "or a function on pull: 'ignore' or 'scale'"
+                "TableSpec.compensation is DelayCompensated; allowed with an optimizer of your "
+                "own, or a function on pull: 'ignore' or 'scale'"
             )
 
     @classmethod
@@ -250,7 +250,7 @@ class TableSpec:
         non_finite: NonFinite | None = None,
         lifetime: Lifetime | None = None,
         pull: PullFunction | None = None,
-        staleness: Staleness = "ignore",
+        compensation: Compensation = "ignore",
     ) -> TableSpec:
         """Describe a table of rows by key; SGD(0.01) and Uniform(-0.05, 0.05) if not told."""
         return cls(
@@ -263,7 +263,7 @@ class TableSpec:
             non_finite=Refuse() if non_finite is None else non_finite,
             lifetime=lifetime,
             pull=pull,
-            staleness=staleness,
+            compensation=compensation,
         )
 
     @classmethod
@@ -279,7 +279,7 @@ class TableSpec:
         non_finite: NonFinite | None = None,
         block_elements: int = 4096,
         pull: PullFunction | None = None,
-        staleness: Staleness = "ignore",
+        compensation: Compensation = "ignore",
     ) -> TableSpec:
         """Describe a table of one tensor; SGD(0.01) and Zeros() if not told."""
         return cls(
@@ -291,7 +291,7 @@ class TableSpec:
             seed=seed,
             non_finite=Refuse() if non_finite is None else non_finite,
             pull=pull,
-            staleness=staleness,
+            compensation=compensation,
         )
 
     @property
@@ -301,10 +301,10 @@ class TableSpec:
 
     @property
     def state_elements(self) -> int:
-        """Words behind the weights of a row: of the optimizer, of ``staleness``, statistics."""
+        """Words behind the weights of a row: of the optimizer, of ``compensation``, statistics."""
         kept = self.optimizer.state_elements(self.row_elements) + len(self.statistics)
-        if not isinstance(self.staleness, str):
-            kept += self.staleness.state_elements(self.row_elements)
+        if not isinstance(self.compensation, str):
+            kept += self.compensation.state_elements(self.row_elements)
         return kept
 
     @property
@@ -326,9 +326,9 @@ class TableSpec:
         """Return the JSON form, every default filled in."""
         lifetime = {} if self.lifetime is None else {"lifetime": _plain_lifetime(self.lifetime)}
         pull = {} if self.pull is None else {"pull": self.pull.to_plain()}
-        staleness = (
-            {} if self.staleness == "ignore" else {"staleness": _plain_staleness(self.staleness)}
-        )
+        compensation = {"compensation": _plain_compensation(self.compensation)}
+        if self.compensation == "ignore":
+            compensation = {}
         return json.dumps(
             {
                 "name": self.name,
@@ -342,7 +342,7 @@ class TableSpec:
                 else _to_plain(self.non_finite),
             }
             | lifetime
-            | staleness
+            | compensation
             | pull,
             allow_nan=False,
         )
@@ -367,9 +367,9 @@ class TableSpec:
         ):
             if part in values:
                 values[part] = _from_plain(values[part], choices, part)
-        staleness = values.get("staleness")
-        if isinstance(staleness, dict) or staleness in list(_STALENESS):
-            values["staleness"] = _from_plain(staleness, _STALENESS, "staleness")
+        compensation = values.get("compensation")
+        if isinstance(compensation, dict) or compensation in list(_COMPENSATIONS):
+            values["compensation"] = _from_plain(compensation, _COMPENSATIONS, "compensation")
         if values.get("lifetime") is not None:
             values["lifetime"] = _lifetime_of(values["lifetime"])
         if values.get("pull") is not None:
@@ -385,10 +385,10 @@ _OF_LIFETIME: dict[str, Callable[..., Expiry | Capacity | Score]] = {
 }
 
 
-def _plain_staleness(staleness: Staleness) -> Any:
-    if isinstance(staleness, str):
-        return staleness
-    name, settings = _JSON_NAMES[type(staleness)], asdict(staleness)
+def _plain_compensation(compensation: Compensation) -> Any:
+    if isinstance(compensation, str):
+        return compensation
+    name, settings = _JSON_NAMES[type(compensation)], asdict(compensation)
     return {name: settings} if settings else name
 
 

@@ -70,7 +70,7 @@ def feed(records, mode, metadata):
 TORCH_SGD = "torch.optim.SGD(parameters, lr=0.1)"
 PADDLE_SGD = "paddle.optimizer.SGD(0.1, parameters=parameters)"
 TORCH_ROWS = "torch.nn.Embedding(LARGE, 4)"
-COMPENSATED = "Embedding(LARGE, 4, name='rows', staleness=tables.DelayCompensated(0.04))"
+COMPENSATED = "Embedding(LARGE, 4, name='rows', compensation=tables.DelayCompensated(0.04))"
 TWO_OF_A_NAME = f"{TORCH_ROWS}\n        self.other = Embedding(LARGE, 8, name='rows')"
 
 
@@ -109,8 +109,8 @@ def replaced(model: str, old: str, new: str) -> str:
         (TORCH_ROWS, "Embedding(LARGE, 100_000)", {}, "dim"),
         (TORCH_SGD, "torch.optim.Adam(parameters)", {"mode": "geo"}, "mode geo: the table"),
         ("(x, x.float())", "((x, x[:2]), x.float())", {"mode": "sync"}, "mode sync cuts batches"),
-        (TORCH_ROWS, COMPENSATED, {"mode": "sync"}, "mode sync: the table 'tiny/rows' has stale"),
-        (TORCH_ROWS, COMPENSATED, {"mode": "geo"}, "mode geo: the table 'tiny/rows' has stale"),
+        (TORCH_ROWS, COMPENSATED, {"mode": "sync"}, "mode sync: the table 'tiny/rows' has comp"),
+        (TORCH_ROWS, COMPENSATED, {"mode": "geo"}, "mode geo: the table 'tiny/rows' has comp"),
     ],
 )
 def test_a_dry_run_refuses_what_the_servers_would(

@@ -27,8 +27,8 @@ from backstay.tables import (
     Adagrad,
     Adam,
     AdaptiveRevision,
+    Compensation,
     DelayCompensated,
-    Staleness,
     TableSpec,
     Zeros,
 )
@@ -120,14 +120,15 @@ def test_geo_needs_sgd(client: Client) -> None:
         GeoClient(client).create_table(TableSpec.sparse("geo-adam", dim=1, optimizer=Adam()))
 
 
-@pytest.mark.parametrize("staleness", [DelayCompensated(0.04), AdaptiveRevision()])
+@pytest.mark.parametrize("compensation", [DelayCompensated(0.04), AdaptiveRevision()])
 @pytest.mark.parametrize(("mode", "front"), [("geo", GeoClient), ("sync", GatheringClient)])
 def test_tables_that_compensate_delay_are_refused_before_they_are_made(
-    client: Client, mode: str, front: type[GeoClient | GatheringClient], staleness: Staleness
+    client: Client, mode: str, front: type[GeoClient | GatheringClient], compensation: Compensation
 ) -> None:
     name = f"late-{mode}"
-    spec = TableSpec.sparse(name, dim=1, optimizer=Adagrad(0.1), staleness=staleness)
-    words = f"mode {mode}: the table '{name}' has staleness={type(staleness).__name__}, which is"
+    spec = TableSpec.sparse(name, dim=1, optimizer=Adagrad(0.1), compensation=compensation)
+    kind = type(compensation).__name__
+    words = f"mode {mode}: the table '{name}' has compensation={kind}, which is"
     with pytest.raises(ConfigError, match=words):
         front(client).create_table(spec)
     with pytest.raises(UnknownTable):

@@ -14,7 +14,7 @@ from backstay.tables import SGD, Adagrad, AdaptiveRevision, DelayCompensated, Ta
 from backstay.trainer import Client
 
 KEYS = np.arange(300, dtype=np.uint64)
-SPEC = TableSpec.sparse("emb", 2, optimizer=SGD(1.0), initializer=Zeros(), staleness="scale")
+SPEC = TableSpec.sparse("emb", 2, optimizer=SGD(1.0), initializer=Zeros(), compensation="scale")
 
 
 def test_a_stale_push_takes_a_shorter_step_on_all_copies() -> None:
@@ -51,7 +51,7 @@ def test_a_late_gradient_is_moved_to_where_the_weights_are(adaptive: bool) -> No
         2,
         optimizer=SGD(1.0),
         initializer=Zeros(),
-        staleness=DelayCompensated(0.5, adaptive=adaptive, decay=0.0),
+        compensation=DelayCompensated(0.5, adaptive=adaptive, decay=0.0),
     )
     twos = np.full((300, 2), -2, np.float32)
     with (
@@ -98,7 +98,7 @@ def test_late_gradients_revise_after_a_failover_and_after_a_restore(tmp_path: Pa
         2,
         optimizer=Adagrad(0.5, initial_accumulator=0.25),
         initializer=Zeros(),
-        staleness=AdaptiveRevision(),
+        compensation=AdaptiveRevision(),
     )
     paper = Paper()
     settings = {"slot_count": 64, "checkpoint_url": str(tmp_path)}
@@ -145,5 +145,5 @@ def test_settings_of_a_delay_are_refused_by_name() -> None:
 
 
 def test_a_word_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="staleness"):
+    with pytest.raises(ConfigError, match="compensation"):
         TableSpec.from_json(SPEC.to_json().replace('"scale"', '"scael"'))

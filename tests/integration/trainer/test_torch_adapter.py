@@ -76,13 +76,13 @@ def test_rows_are_pulled_and_gradients_pushed(session: Session) -> None:
 def test_tables_do_about_stale_gradients_what_the_setting_or_the_layer_says(
     cluster: LocalCluster,
 ) -> None:
-    config = ClientConfig(staleness="scale")
+    config = ClientConfig(compensation="scale")
     with init(
         cluster.endpoints, trainer_id=0, trainers_num=1, job=f"job{next(jobs)}", config=config
     ) as session:
-        scaled, plain = Embedding(None, 3), Embedding(None, 3, staleness="ignore")
+        scaled, plain = Embedding(None, 3), Embedding(None, 3, compensation="ignore")
         DistributedOptimizer(sgd(scaled, plain, torch.nn.Linear(3, 1)))
-        found = {spec.name: spec.staleness for spec in session.client.tables()}
+        found = {spec.name: spec.compensation for spec in session.client.tables()}
         assert found[scaled.table_name] == "scale"
         assert found[plain.table_name] == "ignore"
         (dense,) = (name for name in found if name.startswith(f"{session.job}/dense"))
@@ -90,11 +90,11 @@ def test_tables_do_about_stale_gradients_what_the_setting_or_the_layer_says(
 
 
 def test_a_layer_that_revises_its_steps_needs_adagrad(session: Session) -> None:
-    layer = Embedding(None, 3, staleness=tables.AdaptiveRevision())
+    layer = Embedding(None, 3, compensation=tables.AdaptiveRevision())
     with pytest.raises(ConfigError, match="the optimizer Adagrad only: this table has SGD"):
         DistributedOptimizer(sgd(layer))
     optimizer = DistributedOptimizer(torch.optim.Adagrad(layer.parameters(), lr=0.5))
-    found = {spec.name: spec.staleness for spec in session.client.tables()}
+    found = {spec.name: spec.compensation for spec in session.client.tables()}
     assert found[layer.table_name] == tables.AdaptiveRevision()
     before = rows_of(session, layer, [1, 2])
     layer(torch.tensor([1, 2])).sum().backward()

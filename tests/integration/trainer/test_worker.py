@@ -291,7 +291,7 @@ def test_a_job_divides_the_learning_rate_of_its_stale_pushes(
     # The model's, not the one that counts records.
     trained = [one for one in found if re.match("scaled/(?!__)", one["name"])]
     assert len(trained) >= 2
-    assert {one["spec"]["staleness"] for one in trained} == {"scale"}
+    assert {one["spec"]["compensation"] for one in trained} == {"scale"}
     # With four steps of its own in flight even one worker's pushes are stale.
     assert all(one["staleness_sum"] > 0 for one in trained)
 

@@ -56,13 +56,13 @@ def test_settings_are_set_by_name() -> None:
 
 
 def test_what_is_done_about_stale_gradients_is_set_by_name() -> None:
-    changed = _native.canonical_table(with_assignments(spec(), {"staleness": "scale"}))
-    assert settings_changed(spec(), changed) == ("staleness: ignore -> scale",)
-    back = _native.canonical_table(with_assignments(changed, {"staleness": "ignore"}))
+    changed = _native.canonical_table(with_assignments(spec(), {"compensation": "scale"}))
+    assert settings_changed(spec(), changed) == ("compensation: ignore -> scale",)
+    back = _native.canonical_table(with_assignments(changed, {"compensation": "ignore"}))
     assert back == spec()
-    assert parse_assignments(("staleness=scale",)) == {"staleness": "scale"}
+    assert parse_assignments(("compensation=scale",)) == {"compensation": "scale"}
     with pytest.raises(ConfigError, match="sclae"):
-        _native.canonical_table(with_assignments(spec(), {"staleness": "sclae"}))
+        _native.canonical_table(with_assignments(spec(), {"compensation": "sclae"}))
 
 
 def test_an_unknown_setting_is_told_with_those_that_there_are() -> None:

@@ -107,7 +107,7 @@ impl TableSpec {
         if let NonFinitePolicy::Clip { limit } = self.non_finite {
             checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)?;
         }
-        checker.staleness(self)?;
+        checker.compensation(self)?;
         match &self.lifetime {
             None => Ok(()),
             Some(lifetime) => checker.lifetime(lifetime, &self.kind),
@@ -161,7 +161,7 @@ impl TableSpec {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             // Absent from the canonical form if there is none.
-            for field in ["lifetime", "staleness", "pull"] {
+            for field in ["lifetime", "compensation", "pull"] {
                 fields.entry(field).or_insert(Value::Null);
             }
         }
@@ -266,17 +266,17 @@ impl Checker<'_> {
         })
     }
 
-    fn staleness(&self, spec: &TableSpec) -> Result<(), SpecError> {
+    fn compensation(&self, spec: &TableSpec) -> Result<(), SpecError> {
         let adagrad = matches!(spec.optimizer, Optimizer::Adagrad(_));
-        if spec.staleness == Compensation::AdaptiveRevision && !adagrad {
+        if spec.compensation == Compensation::AdaptiveRevision && !adagrad {
             let name = spec.optimizer.name();
             let allowed = format!("with the optimizer adagrad only; this table has {name}");
-            return Err(self.refuse("staleness", &"\"adaptive_revision\"", &allowed));
+            return Err(self.refuse("compensation", &"\"adaptive_revision\"", &allowed));
         }
-        let Some(delay) = spec.staleness.delay() else {
+        let Some(delay) = spec.compensation.delay() else {
             return Ok(());
         };
-        let field = "staleness.delay_compensated";
+        let field = "compensation.delay_compensated";
         let mut all = Delay::NUMBERS.iter().zip(delay.numbers());
         all.try_for_each(|(&(name, (low, high)), value)| {
             self.number(&format!("{field}.{name}"), value, low, high)
@@ -286,7 +286,7 @@ impl Checker<'_> {
             (_, Some(_)) => "\"ignore\" or \"scale\" with a function on pull: it hides the weights",
             _ => return Ok(()),
         };
-        Err(self.refuse("staleness", &"\"delay_compensated\"", &allowed))
+        Err(self.refuse("compensation", &"\"delay_compensated\"", &allowed))
     }
 
     fn lifetime(&self, lifetime: &Lifetime, kind: &TableKind) -> Result<(), SpecError> {

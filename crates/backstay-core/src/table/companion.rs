@@ -158,7 +158,7 @@ impl TableSpec {
             optimizer: Optimizer::Sgd(Sgd { learning_rate: 0.0 }),
             non_finite: NonFinitePolicy::Refuse,
             pull: None,
-            staleness: Compensation::Ignore,
+            compensation: Compensation::Ignore,
             // So that a counter knows when it was used last.
             lifetime: Some(Lifetime {
                 expiry: Some(Expiry {

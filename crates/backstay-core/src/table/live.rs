@@ -248,7 +248,7 @@ impl Table {
             storage::encode(self.spec.storage, value, weights);
             optimizer.init_state(bytemuck::cast_slice_mut(own));
             let (kept, counted) = rest.split_at_mut(self.kept_words - self.optimizer_words);
-            let compensation = self.spec.staleness;
+            let compensation = self.spec.compensation;
             compensation.init_state(bytemuck::cast_slice_mut(kept), moment.id);
             counted.fill(0);
             statistics.count(counted, seen);
@@ -468,7 +468,7 @@ impl LiveUpdate<'_> {
         if let Some(begin) = begin {
             let (own, rest) = state.split_at_mut(table.optimizer_words);
             optimizer.init_state(own);
-            table.spec.staleness.init_state(rest, self.moment.id);
+            table.spec.compensation.init_state(rest, self.moment.id);
             live.statistics.count(counted, begin);
         }
         live.statistics.count(counted, seen);

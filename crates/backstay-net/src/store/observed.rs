@@ -47,7 +47,7 @@ pub(super) fn check(
         let reference = &row[elements..told];
         if let Some(at) = gradient::first_non_finite(reference) {
             let (name, found) = (&spec.name, reference[at]);
-            return Err(Refusal::NonFinite(match spec.staleness.reference() {
+            return Err(Refusal::NonFinite(match spec.compensation.reference() {
                 Some(Reference::Sum) => format!(
                     "table {name}: sum {at} that the gradient of key {key} came with is {found}"
                 ),
