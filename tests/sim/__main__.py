@@ -21,6 +21,12 @@ PROGRESS_EVERY = 1000
 # Objects between two looks for cycles: most of a run's objects live as long as it does.
 GARBAGE_THRESHOLD = 500_000
 
+# Flags that make a seed another run.
+WAYS = (
+    *("jobs", "restores", "inexact", "cuts", "tasks"),
+    *("deletes", "lifetimes", "stale", "crowded"),
+)
+
 
 def main() -> int:
     """Run the command line."""
@@ -37,9 +43,9 @@ def main() -> int:
         "deletes": arguments.deletes,
         "lifetimes": arguments.lifetimes,
         "stale": arguments.stale,
+        "crowded": arguments.crowded,
     }
-    names = ("jobs", "restores", "inexact", "cuts", "tasks", "deletes", "lifetimes", "stale")
-    flags = "".join(f" --{name}" for name in names if getattr(arguments, name))
+    flags = "".join(f" --{name}" for name in WAYS if getattr(arguments, name))
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
         alone = arguments.trace or len(seeds) == 1
         if alone:
@@ -105,6 +111,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--stale", action="store_true", help="with tables that make up for stale gradients"
+    )
+    parser.add_argument(
+        "--crowded", action="store_true", help="with a table that has more keys than room"
     )
     parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

@@ -13,6 +13,7 @@ import numpy as np
 from backstay import _native
 from backstay.consensus.records import NO_MASTER, RoutingTable
 from tests.sim.checkpoints import Checkpoints
+from tests.sim.crowd import Crowd, CrowdTrainer
 from tests.sim.deletions import LIFETIME, Deletions
 from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
@@ -121,6 +122,7 @@ class Cluster:
         deletes: bool = False,
         lifetimes: bool = False,
         stale: bool = False,
+        crowded: bool = False,
     ) -> None:
         self.allows_inexact = inexact
         self.cuts_passes = cuts
@@ -140,6 +142,8 @@ class Cluster:
         self.deletions = Deletions(self, seed, trainers=owners, lifetimes=lifetimes)
         self.slot_of |= self.deletions.slot_of
         self.slot_of |= stale_keys(self.options.slots) if stale else {}
+        self.crowd = Crowd(self) if crowded else None
+        self.slot_of |= self.crowd.slot_of if self.crowd is not None else {}
         self.history = History(self.slot_of, self.fail)
         self._token = 0
         self._instance = 0
@@ -149,6 +153,20 @@ class Cluster:
         self.queue.log("cluster", lambda: str(self.options))
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
+        self._add_trainers(seed, job=job, tasks=tasks)
+        self.keys_of: dict[int, list[int]] = {}
+        for key in self.keys:
+            self.keys_of.setdefault(self.slot_of[key], []).append(key)
+        self._seed = seed
+        if checkpoints and self.job is not None:
+            kind = SlowJobCheckpoints if cuts else JobCheckpoints
+            self.checkpoints = kind(self, seed, self.job)
+        elif checkpoints:
+            self.checkpoints = Checkpoints(self, seed)
+        self.queue.after(CHECK_EVERY, self._check_now_and_then)
+        self.queue.after(PROBE_EVERY, self._probe_now_and_then)
+
+    def _add_trainers(self, seed: int, *, job: bool, tasks: bool) -> None:
         self.trainers: list[Trainer] = []
         self.tasks: TaskBook | None = None
         self.job: JobBook | None = None
@@ -167,17 +185,9 @@ class Cluster:
         for table in self.stale_tables_json:
             for _ in range(2):
                 self.trainers.append(StaleTrainer(self, len(self.trainers), table))
-        self.keys_of: dict[int, list[int]] = {}
-        for key in self.keys:
-            self.keys_of.setdefault(self.slot_of[key], []).append(key)
-        self._seed = seed
-        if checkpoints and self.job is not None:
-            kind = SlowJobCheckpoints if cuts else JobCheckpoints
-            self.checkpoints = kind(self, seed, self.job)
-        elif checkpoints:
-            self.checkpoints = Checkpoints(self, seed)
-        self.queue.after(CHECK_EVERY, self._check_now_and_then)
-        self.queue.after(PROBE_EVERY, self._probe_now_and_then)
+        if self.crowd is not None:
+            first = len(self.trainers)
+            self.trainers += [CrowdTrainer(self, first + n, self.crowd) for n in range(2)]
 
     def fail(self, why: str) -> None:
         """Give the verdict: a rule was broken."""
@@ -432,6 +442,8 @@ class Cluster:
                 if self.job is not None:
                     self.job.check_end(process.node_id, keys, counts)
                 self.deletions.check_final(process, slot, self.history.lost_slots)
+                if self.crowd is not None:
+                    self.crowd.check_final(process, slot)
                 digests.add(process.native.digest(slot))
             if len(digests) != 1:
                 self.fail(f"I4: the replicas of slot {slot} differ at rest")
@@ -455,6 +467,7 @@ def simulate(
     deletes: bool = False,
     lifetimes: bool = False,
     stale: bool = False,
+    crowded: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -469,6 +482,7 @@ def simulate(
         deletes: Trainers delete rows as well.
         lifetimes: The table has a lifetime, and rows expire as well.
         stale: With tables that make up for stale gradients, and trainers that push such.
+        crowded: With a table that has more keys than room, and trainers that push to it.
     """
     cluster = Cluster(
         seed,
@@ -481,6 +495,7 @@ def simulate(
         deletes=deletes,
         lifetimes=lifetimes,
         stale=stale,
+        crowded=crowded,
     )
     failure = ""
     try:

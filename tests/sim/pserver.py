@@ -80,6 +80,8 @@ class Pserver:
         self.native.create_table(cluster.table_json)
         for table_json in cluster.stale_tables_json:
             self.native.create_table(table_json)
+        if cluster.crowd is not None:
+            self.native.create_table(cluster.crowd.table_json)
         self.is_alive = True
         self.is_paused = False
         self.work_delay = 150

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,7 @@ FEW_SEEDS = 100
 RESTORED_SEEDS = 100
 DELETING_SEEDS = 60
 STALE_SEEDS = 30
+CROWDED_SEEDS = 16
 TASK_SEEDS = [range(30), pytest.param(range(30, 100), marks=pytest.mark.slow)]
 
 
@@ -269,6 +271,38 @@ def test_replicas_make_up_for_stale_gradients_alike(checkpoints: bool) -> None:
     assert counts["staleness"] > counts["pushes_told"] / 2
     # Nothing that was told was wrong.
     assert counts["refused_5"] == 0
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_replicas_admit_and_evict_the_same_rows(checkpoints: bool) -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        crowded = partial(simulate, crowded=True, checkpoints=checkpoints)
+        outcomes = list(pool.map(crowded, range(CROWDED_SEEDS), chunksize=5))
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    counts = sum((one.counts for one in outcomes), Counter())
+    assert counts["pushes_crowded"] > 50 * CROWDED_SEEDS
+    assert counts["deletes_crowded"] > CROWDED_SEEDS
+    assert counts["rows_crowded"] > 30 * CROWDED_SEEDS
+    assert counts["keys_crowded_out"] > 20 * CROWDED_SEEDS
+
+
+def test_a_backup_that_evicts_other_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Pserver.__init__
+
+    def with_another_score(self: Pserver, cluster: Cluster, node_id: str, instance: int) -> None:
+        assert cluster.crowd is not None
+        known = cluster.crowd.table_json
+        if node_id == "ps-1":
+            spec = json.loads(known)
+            # All rows rank alike, so those with the lowest keys go.
+            spec["lifetime"]["score"] = {"nonclick_coefficient": 0.0}
+            cluster.crowd.table_json = json.dumps(spec)
+        begin(self, cluster, node_id, instance)
+        cluster.crowd.table_json = known
+
+    monkeypatch.setattr(Pserver, "__init__", with_another_score)
+    found = [simulate(seed, crowded=True).failure for seed in range(10)]
+    assert any("I4" in failure for failure in found)
 
 
 def test_a_late_copy_of_a_delete_that_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
