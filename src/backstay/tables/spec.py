@@ -44,7 +44,7 @@ from backstay.tables.lifetime import (
     Lifetime,
     Score,
 )
-from backstay.tables.optimizers import SGD, Adagrad, Optimizer
+from backstay.tables.optimizers import FTRL, SGD, Adagrad, GroupFTRL, Optimizer
 from backstay.tables.staleness import AdaptiveRevision, DelayCompensated
 from backstay.tables.user import (
     AdmissionFunction,
@@ -229,6 +229,14 @@ class TableSpec:
                 raise ConfigError(
                     f"TableSpec.staleness is {self.staleness!r}; allowed: 'ignore', 'scale', "
                     "DelayCompensated(...) or AdaptiveRevision()"
+                )
+            if self.staleness == "scale" and isinstance(self.optimizer, FTRL | GroupFTRL):
+                raise ConfigError(
+                    "TableSpec.staleness is 'scale'; allowed with the optimizer "
+                    f"{type(self.optimizer).__name__} of the table {self.name!r}: 'ignore' or "
+                    "DelayCompensated(...). Its learning rate scales the whole weights, not only "
+                    "a step. If BACKSTAY_STALENESS or the job's mode.compensation says scale, "
+                    "give this layer a staleness= of its own"
                 )
         elif isinstance(self.optimizer, UserOptimizer) or self.pull is not None:
             raise ConfigError(

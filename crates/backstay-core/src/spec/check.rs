@@ -273,6 +273,14 @@ impl Checker<'_> {
             let allowed = format!("with the optimizer adagrad only; this table has {name}");
             return Err(self.refuse("staleness", &"\"adaptive_revision\"", &allowed));
         }
+        let whole = matches!(spec.optimizer, Optimizer::Ftrl(_) | Optimizer::GroupFtrl(_));
+        if spec.staleness == Compensation::Scale && whole {
+            let name = spec.optimizer.name();
+            let allowed = format!(
+                "\"ignore\" or delay_compensated with the optimizer {name}: its learning rate scales the whole weights, not only a step"
+            );
+            return Err(self.refuse("staleness", &"\"scale\"", &allowed));
+        }
         let Some(delay) = spec.staleness.delay() else {
             return Ok(());
         };
