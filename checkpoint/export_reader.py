@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay._native import initial_rows
+from backstay._native import initial_rows, pulled_rows
 from backstay.checkpoint import tensors
 from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX, parse_object
 from backstay.checkpoint.export import (
@@ -40,7 +40,7 @@ from backstay.errors import (
 )
 from backstay.tables import Dense, Sparse, TableSpec
 
-__all__ = ["Export", "ExportedTable", "RowsByKey", "Unknown", "as_keys", "with_unknown"]
+__all__ = ["Export", "ExportedTable", "RowsByKey", "Unknown", "as_keys", "pulled", "with_unknown"]
 
 # What a key gets that training has not met: zeros, the initial value that it would have on a
 # server, or an error.
@@ -75,7 +75,8 @@ class ExportedTable:
     Attributes:
         spec: The table's description.
         keys: uint64 [n], ascending, read-only.
-        weights: float32 [n, dim], read-only; mapped, unless it comes from Parquet.
+        weights: float32 [n, dim], read-only; mapped, unless it comes from Parquet. As they are
+            stored: what a pull makes of them, :meth:`lookup` gives.
     """
 
     spec: TableSpec
@@ -102,12 +103,12 @@ class ExportedTable:
         return len(self.keys)
 
     def lookup(self, keys: Any, *, unknown: Unknown = "zeros") -> NDArray[np.float32]:
-        """Return the rows of keys, float32 [*keys.shape, dim].
+        """Return what a pull of keys would give, float32 [*keys.shape, dim].
 
         Args:
             keys: Integers of any shape; signed ones keep their bits.
-            unknown: What a key without a row gets: "zeros"; "initial", the value that it would
-                have on a server before its first push, at microseconds a key; "refuse".
+            unknown: What a key without a row gets: "zeros"; "initial", what a pull of it would
+                give before its first push, at microseconds a key; "refuse".
 
         Raises:
             InvalidRequest: The keys are not integers; or one has no row, with "refuse".
@@ -122,7 +123,7 @@ class ExportedTable:
         return with_unknown(self.spec, flat, rows, known, unknown).reshape(*wanted.shape, self.dim)
 
     def to_numpy(self) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
-        """Return keys and weights as arrays of their own, in memory."""
+        """Return keys and weights as arrays of their own, in memory; see :func:`pulled`."""
         return np.array(self.keys), np.array(self.weights)
 
 
@@ -273,6 +274,22 @@ class Export:
         return ExportedTable(spec, keys, weights)
 
 
+def pulled(spec: TableSpec, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what a pull makes of weights as they are stored.
+
+    Args:
+        spec: Of their table.
+        weights: float32 [n, elements] of a sparse table; a dense one's in its shape.
+    """
+    if spec.pull is None or not weights.size:
+        return weights
+    # The last block of a dense table may reach beyond it: zeros, as a trainer that sets it sends.
+    rows = -(-weights.size // spec.row_elements)
+    blocks = np.zeros((rows, spec.row_elements), np.float32)
+    blocks.reshape(-1)[: weights.size] = weights.reshape(-1)
+    return pulled_rows(spec.to_json(), blocks).reshape(-1)[: weights.size].reshape(weights.shape)
+
+
 def _read_index(text: bytes) -> dict[str, Any]:
     """Return the fields of :class:`Export` that ``export.json`` stands for."""
     document = parse_object(text)
@@ -324,7 +341,14 @@ def with_unknown(
     known: NDArray[np.bool_],
     unknown: Unknown,
 ) -> NDArray[np.float32]:
-    """Return rows [n, dim] in which those of keys without a row, zeros so far, are as wanted.
+    """Return rows [n, dim] as a pull gives them; those of keys without a row as wanted.
+
+    Args:
+        spec: Of their table.
+        keys: [n].
+        rows: As they are stored, zeros where there is none.
+        known: Whether a key has a row.
+        unknown: See ``ExportedTable.lookup``.
 
     Raises:
         InvalidRequest: There is such a key, and ``unknown`` is "refuse"; or no such word.
@@ -339,6 +363,9 @@ def with_unknown(
         )
     if len(missing) and unknown == "initial":
         rows[~known] = initial_rows(spec.to_json(), missing)
+        known = np.ones_like(known)
+    if spec.pull is not None:
+        rows[known] = pulled(spec, rows[known])
     return rows
 
 

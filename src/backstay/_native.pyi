@@ -33,6 +33,7 @@ __all__ = [
     "initial_rows",
     "log_to_stderr",
     "make_tensor_header",
+    "pulled_rows",
     "read_tensor_header",
     "row_scores",
     "slots_of",
@@ -76,10 +77,17 @@ def table_with_settings(present_json: str, wanted_json: str) -> str:
 def initial_rows(spec_json: str, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
     """Return the weights of keys [n] before their first push, [n, elements].
 
-    They are the bits that servers answer.
+    What a pull makes of them is left out: see :func:`pulled_rows`.
 
     Raises:
         ConfigError: The table's description is wrong.
+    """
+
+def pulled_rows(spec_json: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what a pull makes of rows with these weights, [n, elements]: the bits servers answer.
+
+    Raises:
+        ConfigError: The table's description is wrong, or its rows have another size.
     """
 
 def row_scores(spec_json: str, time: int, statistics: NDArray[np.uint32]) -> NDArray[np.float64]:

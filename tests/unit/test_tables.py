@@ -193,6 +193,18 @@ def test_adaptive_revision_with_another_optimizer_is_refused_by_name() -> None:
         _native.canonical_table(f'{other}, "compensation": "adaptive_revision"}}')
 
 
+@pytest.mark.parametrize("optimizer", [FTRL(0.1), GroupFTRL(0.1)])
+@pytest.mark.parametrize("read", [TableSpec.from_json, _native.canonical_table])
+def test_a_learning_rate_that_scales_whole_weights_is_not_divided(
+    read: Callable[[str], object], optimizer: FTRL | GroupFTRL
+) -> None:
+    text = TableSpec.sparse("t", 1, optimizer=optimizer).to_json()[:-1]
+    words = rf"(?i)'?\"?scale.; allowed.*with the optimizer {type(optimizer).__name__}"
+    with pytest.raises(ConfigError, match=words):
+        read(f'{text}, "staleness": "scale"}}')
+    read(f'{text}, "staleness": {{"delay_compensated": {{"strength": 0.04}}}}}}')
+
+
 def test_missing_fields_take_their_defaults() -> None:
     text = '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"adam": {}}}'
     assert TableSpec.from_json(text) == TableSpec("t", Sparse(2), Adam())

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.checkpoint.export_reader import RowsByKey, Unknown
+from backstay.checkpoint.export_reader import RowsByKey, Unknown, pulled
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.trainer.adapter.lookup import Bags, bag_of_each_key
 
@@ -120,7 +120,8 @@ def sorted_rows(
     """
     if not len(table):
         raise ConfigError(f"table {table.spec.name!r} has no rows to be copied")
-    keys, weights = table.to_numpy()
+    keys, stored = table.to_numpy()
+    weights = pulled(table.spec, stored)
     signed = keys.view(np.int64)
     order = np.argsort(signed)
     if padding is not None:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay.checkpoint.export_reader import pulled
 from backstay.checkpoint.trained import TrainedTables, check_has
 from backstay.errors import ConfigError, UnknownTable
 from backstay.listing import listed
@@ -83,7 +84,7 @@ class OfflineClient:
         return _Keys(as_keys(keys))
 
     def pull(self, table: Table | str, keys: Any) -> NDArray[np.float32]:
-        """Return rows; a key that was never pushed has its initial value."""
+        """Return what a pull of keys would give; a key without a row has its initial value."""
         wanted = keys.keys if isinstance(keys, _Keys) else as_keys(keys)
         name = table if isinstance(table, str) else table.name
         return self._tables.table(name).lookup(wanted, unknown="initial")
@@ -97,8 +98,11 @@ class OfflineClient:
         """Do nothing: the table has its values."""
 
     def pull_dense(self, table: Table | str) -> NDArray[np.float32]:
-        """Return a dense table."""
-        return self._tables.dense(table if isinstance(table, str) else table.name)
+        """Return what a pull of a dense table would give."""
+        name = table if isinstance(table, str) else table.name
+        values = self._tables.dense(name)
+        (spec,) = (one for one in self._tables.dense_tables if one.name == name)
+        return pulled(spec, values)
 
     def pull_dense_async(self, table: Table | str) -> Pending[NDArray[np.float32]]:
         """Return a dense table, at once."""

@@ -25,7 +25,9 @@ use backstay_core::life;
 use backstay_core::replication::Report;
 use backstay_core::spec::TableSpec;
 use backstay_core::table::Table;
-use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
+use numpy::{
+    PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods,
+};
 use pyo3::prelude::*;
 
 use errors::config_error;
@@ -68,19 +70,47 @@ fn table_with_settings(py: Python<'_>, present_json: &str, wanted_json: &str) ->
     Ok(present.with_settings_of(&wanted).canonical_json())
 }
 
-/// The weights of keys [n] before their first push, [n, elements]: the bits that servers answer.
+/// The weights of keys [n] before their first push, [n, elements], before what a pull makes of them.
 #[pyfunction]
 fn initial_rows<'py>(
     py: Python<'py>,
     spec_json: &str,
     keys: PyReadonlyArray1<'py, u64>,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-    let spec = Arc::new(table_spec(py, spec_json)?);
+    let mut spec = table_spec(py, spec_json)?;
+    spec.pull = None;
+    let spec = Arc::new(spec);
     let (keys, elements) = (keys.as_slice()?, spec.row_elements());
     let table = Table::new(spec, slot_space(py, 1)?, 0, 1);
     let mut rows = vec![0.0; keys.len() * elements];
     py.detach(|| table.read(keys, &mut rows));
     PyArray1::from_vec(py, rows).reshape([keys.len(), elements])
+}
+
+/// What a pull makes of rows with these weights, [n, elements]: the bits that servers answer.
+#[pyfunction]
+fn pulled_rows<'py>(
+    py: Python<'py>,
+    spec_json: &str,
+    weights: PyReadonlyArray2<'py, f32>,
+) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    let spec = table_spec(py, spec_json)?;
+    let (rows, elements) = (weights.shape()[0], spec.row_elements());
+    if weights.shape()[1] != elements {
+        let found = weights.shape()[1];
+        let reason = format!(
+            "table {}: rows of {found} weights, not {elements}",
+            spec.name
+        );
+        return Err(config_error(py, &reason));
+    }
+    let mut pulled = weights.as_slice()?.to_vec();
+    py.detach(|| {
+        if let Some(pull) = spec.pull.as_ref().filter(|_| rows > 0) {
+            pull.apply(elements, &mut pulled);
+        }
+    });
+    PyArray1::from_vec(py, pulled).reshape([rows, elements])
 }
 
 /// The score of each row at a time in seconds, given the statistics behind its optimizer's state,
@@ -142,6 +172,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(check_table, module)?)?;
     module.add_function(wrap_pyfunction!(table_with_settings, module)?)?;
     module.add_function(wrap_pyfunction!(initial_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(pulled_rows, module)?)?;
     module.add_function(wrap_pyfunction!(row_scores, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::make_tensor_header, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::read_tensor_header, module)?)?;

@@ -65,7 +65,8 @@ class Trial:
         self._spec = spec
         self._definition = definition
         self._local = local
-        self._servers = TrialServers(spec.model_from or spec.name)
+        compensation = "ignore" if local else spec.mode.compensation
+        self._servers = TrialServers(spec.model_from or spec.name, compensation)
         self._program: Program | None = None
         self._send: Callable[[], None] = _nothing
         self._scorer: Scorer | None = None

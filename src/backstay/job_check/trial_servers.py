@@ -46,10 +46,12 @@ class TrialServers:
 
     Args:
         job: Comes before the names of the tables, as with a worker.
+        compensation: What the job's tables do about stale gradients.
     """
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, compensation: str = "ignore") -> None:
         self._job = job
+        self._compensation = compensation
         self._undo = ExitStack()
 
     def close(self) -> None:
@@ -72,7 +74,7 @@ class TrialServers:
         self._undo.callback(server.stop, STOP_GRACE_MS)
         server.set_routing(1, np.ones(SLOTS, np.bool_))
         # The user's settings are left out: a token or certificate is for servers of a cluster.
-        client = _TrialClient(server, ClientConfig())
+        client = _TrialClient(server, ClientConfig(staleness=self._compensation))
         environment = TrainerEnvironment((NOBODY,))
         session = open_session(Session(client, environment, self._job))
         self._undo.callback(session.close)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import ServedTables, initial_rows, table_id
-from backstay.checkpoint.export_reader import Unknown, as_keys, with_unknown
+from backstay.checkpoint.export_reader import Unknown, as_keys, pulled, with_unknown
 from backstay.checkpoint.reading import block_count
 from backstay.errors import InvalidRequest
 from backstay.serving.state import Followed
@@ -97,4 +97,5 @@ def dense_values(version: Version, name: str) -> NDArray[np.float32]:
     rows, known = version.tables.lookup(name, keys)
     if not known.all():
         rows[~known] = initial_rows(spec.to_json(), keys[~known])
-    return rows.reshape(-1)[: math.prod(spec.kind.shape)].reshape(spec.kind.shape)
+    values = rows.reshape(-1)[: math.prod(spec.kind.shape)].reshape(spec.kind.shape)
+    return pulled(spec, values)

@@ -45,7 +45,7 @@ from backstay.tables.lifetime import (
     Lifetime,
     Score,
 )
-from backstay.tables.optimizers import SGD, Adagrad, Optimizer
+from backstay.tables.optimizers import FTRL, SGD, Adagrad, GroupFTRL, Optimizer
 from backstay.tables.user import (
     AdmissionFunction,
     PullFunction,
@@ -230,6 +230,14 @@ class TableSpec:
                 raise ConfigError(
                     f"TableSpec.compensation is {self.compensation!r}; allowed: 'ignore', 'scale', "
                     "DelayCompensated(...) or AdaptiveRevision()"
+                )
+            if self.compensation == "scale" and isinstance(self.optimizer, FTRL | GroupFTRL):
+                raise ConfigError(
+                    "TableSpec.compensation is 'scale'; allowed with the optimizer "
+                    f"{type(self.optimizer).__name__} of the table {self.name!r}: 'ignore' or "
+                    "DelayCompensated(...). Its learning rate scales the whole weights, not only "
+                    "a step. If BACKSTAY_COMPENSATION or the job's mode.compensation says scale, "
+                    "give this layer a compensation= of its own"
                 )
         elif isinstance(self.optimizer, UserOptimizer) or self.pull is not None:
             raise ConfigError(

@@ -71,6 +71,7 @@ TORCH_SGD = "torch.optim.SGD(parameters, lr=0.1)"
 PADDLE_SGD = "paddle.optimizer.SGD(0.1, parameters=parameters)"
 TORCH_ROWS = "torch.nn.Embedding(LARGE, 4)"
 COMPENSATED = "Embedding(LARGE, 4, name='rows', compensation=tables.DelayCompensated(0.04))"
+FTRL = "Embedding(LARGE, 4, name='rows', optimizer=tables.FTRL(0.1))"
 TWO_OF_A_NAME = f"{TORCH_ROWS}\n        self.other = Embedding(LARGE, 8, name='rows')"
 
 
@@ -111,6 +112,7 @@ def replaced(model: str, old: str, new: str) -> str:
         ("(x, x.float())", "((x, x[:2]), x.float())", {"mode": "sync"}, "mode sync cuts batches"),
         (TORCH_ROWS, COMPENSATED, {"mode": "sync"}, "mode sync: the table 'tiny/rows' has comp"),
         (TORCH_ROWS, COMPENSATED, {"mode": "geo"}, "mode geo: the table 'tiny/rows' has comp"),
+        (TORCH_ROWS, FTRL, {"mode": {"compensation": "scale"}}, "FTRL of the table 'tiny/rows'"),
     ],
 )
 def test_a_dry_run_refuses_what_the_servers_would(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,28 +14,35 @@ from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 
 from backstay import _native
+from backstay.checkpoint.export import export
 from backstay.checkpoint.export_reader import Export
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.statistics import scores_of, statistics_of
 from backstay.checkpoint.storage import CheckpointStorage
+from backstay.checkpoint.trained import CheckpointTables, TrainedTables
 from backstay.errors import TableConflict
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import (
     SGD,
     AdmissionFunction,
+    AdmitAfter,
     Capacity,
     Constant,
+    Dense,
     Expiry,
     Lifetime,
     PullFunction,
     Score,
     ScoreFunction,
     TableSpec,
+    Uniform,
     UserOptimizer,
     Zeros,
 )
 from backstay.trainer import Client
+from backstay.trainer.adapter.exported_rows import sorted_rows
+from backstay.trainer.adapter.offline import OfflineClient
 from tools.make_user_function_vectors import adagrad, clipped_by_norm
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -106,6 +113,53 @@ def test_rows_are_numpys_while_settings_change_and_masters_die(eventually: Event
         shown = ctl(cluster, "tables").stdout
         assert "user clipped_by_norm" in shown
         assert "expression" not in shown
+
+
+def around_the_mean(weights: Any, *, scale: float = 2.0) -> Any:
+    return (weights - np.mean(weights)) * scale + 1.0
+
+
+@pytest.mark.parametrize("unadmitted", ["initial", "zeros"])
+def test_a_served_model_reads_what_a_pull_returns(
+    tmp_path: Path, unadmitted: Literal["initial", "zeros"]
+) -> None:
+    pull = PullFunction.of(around_the_mean)
+    sgd = SGD(1.0)
+    lifetime = Lifetime(AdmitAfter(2), unadmitted=unadmitted)
+    rows = TableSpec.sparse("rows", 3, optimizer=sgd, lifetime=lifetime, pull=pull)
+    # The last block of one reaches beyond it; the other was never set.
+    dense = TableSpec.dense("dense", (5, 3), optimizer=sgd, block_elements=4, pull=pull)
+    fresh = replace(dense, name="fresh", kind=Dense((2, 4), 4), initializer=Uniform(-1.0, 1.0))
+    specs = (rows, dense, fresh)
+    keys = np.arange(20)
+    with (
+        LocalCluster(1, settings={"slot_count": 16, "checkpoint_url": str(tmp_path)}) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        for spec in specs:
+            client.create_table(spec)
+        for _ in range(2):
+            client.push("rows", keys[:10], np.arange(30, dtype=np.float32).reshape(10, 3))
+        client.init_dense("dense", np.arange(15, dtype=np.float32).reshape(5, 3) ** 2)
+        pulled = client.pull("rows", keys)
+        tensors = {spec.name: client.pull_dense(spec.name) for spec in (dense, fresh)}
+        assert np.unique(pulled[10:]).size == (1 if unadmitted == "zeros" else 30)
+        saved = client.checkpoints.save().id
+    storage = CheckpointStorage(str(tmp_path))
+    exported = Export.open(export(storage, saved, tmp_path / "out"))
+    with CheckpointTables(storage, saved) as kept:
+        both: tuple[TrainedTables, ...] = (exported, kept)
+        for tables in both:
+            offline = OfflineClient(tables)
+            assert np.array_equal(offline.pull("rows", keys), pulled)
+            for name, tensor in tensors.items():
+                assert np.array_equal(offline.pull_dense(name), tensor)
+            found = tables.table("rows").lookup(keys)
+            assert np.array_equal(found[:10], pulled[:10])
+            assert not found[10:].any()
+            assert np.array_equal(sorted_rows(tables.table("rows"), None)[1][:10], pulled[:10])
+            # What is stored is as it was.
+            assert not np.array_equal(tables.table("rows").to_numpy()[1], pulled[:10])
 
 
 def test_another_function_is_refused_and_a_pulls_may_change() -> None:

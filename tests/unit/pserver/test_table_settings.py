@@ -20,6 +20,7 @@ from backstay.pserver.tables.creation import Declarer, TableCreation, TableKeepe
 from backstay.pserver.tables.registry import TableRegistry
 from backstay.pserver.tables.settings import settings_changed, with_assignments
 from backstay.tables import (
+    FTRL,
     SGD,
     Adam,
     AdmissionFunction,
@@ -63,6 +64,10 @@ def test_what_is_done_about_stale_gradients_is_set_by_name() -> None:
     assert parse_assignments(("compensation=scale",)) == {"compensation": "scale"}
     with pytest.raises(ConfigError, match="sclae"):
         _native.canonical_table(with_assignments(spec(), {"compensation": "sclae"}))
+    with pytest.raises(ConfigError, match='"ignore" or delay_compensated with the optimizer ftrl'):
+        _native.canonical_table(
+            with_assignments(spec(optimizer=FTRL(0.1)), {"compensation": "scale"})
+        )
 
 
 def test_an_unknown_setting_is_told_with_those_that_there_are() -> None:

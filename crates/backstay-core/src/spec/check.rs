@@ -273,6 +273,14 @@ impl Checker<'_> {
             let allowed = format!("with the optimizer adagrad only; this table has {name}");
             return Err(self.refuse("compensation", &"\"adaptive_revision\"", &allowed));
         }
+        let whole = matches!(spec.optimizer, Optimizer::Ftrl(_) | Optimizer::GroupFtrl(_));
+        if spec.compensation == Compensation::Scale && whole {
+            let name = spec.optimizer.name();
+            let allowed = format!(
+                "\"ignore\" or delay_compensated with the optimizer {name}: its learning rate scales the whole weights, not only a step"
+            );
+            return Err(self.refuse("compensation", &"\"scale\"", &allowed));
+        }
         let Some(delay) = spec.compensation.delay() else {
             return Ok(());
         };
