@@ -65,7 +65,8 @@ def test_what_is_done_about_stale_gradients_is_set_by_name() -> None:
     with pytest.raises(ConfigError, match="sclae"):
         _native.canonical_table(with_assignments(spec(), {"compensation": "sclae"}))
     with pytest.raises(ConfigError, match='"ignore" or delay_compensated with the optimizer ftrl'):
-        _native.canonical_table(with_assignments(spec(optimizer=FTRL(0.1)), {"compensation": "scale"}))
+        ftrl = spec(optimizer=FTRL(0.1))
+        _native.canonical_table(with_assignments(ftrl, {"compensation": "scale"}))
 
 
 def test_an_unknown_setting_is_told_with_those_that_there_are() -> None:
