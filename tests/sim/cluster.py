@@ -155,23 +155,6 @@ class Cluster:
         self.queue.log("cluster", lambda: str(self.options))
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
-        self._add_trainers(seed, job=job, tasks=tasks)
-        self.keys_of: dict[int, list[int]] = {}
-        for key in self.keys:
-            self.keys_of.setdefault(self.slot_of[key], []).append(key)
-        self._seed = seed
-        if checkpoints and self.job is not None:
-            kind = SlowJobCheckpoints if cuts else JobCheckpoints
-            self.checkpoints = kind(self, seed, self.job)
-        elif checkpoints:
-            self.checkpoints = Checkpoints(self, seed)
-        self.queue.after(CHECK_EVERY, self._check_now_and_then)
-        self.queue.after(PROBE_EVERY, self._probe_now_and_then)
-
-    def _add_trainers(self, seed: int, *, job: bool, tasks: bool) -> None:
-        self.trainers: list[Trainer] = []
-        self.tasks: TaskBook | None = None
-        self.job: JobBook | None = None
         self._add_trainers(seed, job=job, tasks=tasks, stream=stream)
         self.keys_of: dict[int, list[int]] = {}
         for key in self.keys:
@@ -186,6 +169,9 @@ class Cluster:
         self.queue.after(PROBE_EVERY, self._probe_now_and_then)
 
     def _add_trainers(self, seed: int, *, job: bool, tasks: bool, stream: bool) -> None:
+        self.trainers: list[Trainer] = []
+        self.tasks: TaskBook | None = None
+        self.job: JobBook | None = None
         if job:
             self.job = (StreamBook if stream else JobBook)(self, seed)
             numbers = range(self.options.trainers + 1)

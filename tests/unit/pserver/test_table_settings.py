@@ -64,10 +64,9 @@ def test_what_is_done_about_stale_gradients_is_set_by_name() -> None:
     assert parse_assignments(("compensation=scale",)) == {"compensation": "scale"}
     with pytest.raises(ConfigError, match="sclae"):
         _native.canonical_table(with_assignments(spec(), {"compensation": "sclae"}))
+    ftrl = spec(optimizer=FTRL(0.1))
     with pytest.raises(ConfigError, match='"ignore" or delay_compensated with the optimizer ftrl'):
-        _native.canonical_table(
-            with_assignments(spec(optimizer=FTRL(0.1)), {"compensation": "scale"})
-        )
+        _native.canonical_table(with_assignments(ftrl, {"compensation": "scale"}))
 
 
 def test_an_unknown_setting_is_told_with_those_that_there_are() -> None:
