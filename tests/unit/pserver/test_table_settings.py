@@ -64,8 +64,8 @@ def test_what_is_done_about_stale_gradients_is_set_by_name() -> None:
     assert parse_assignments(("compensation=scale",)) == {"compensation": "scale"}
     with pytest.raises(ConfigError, match="sclae"):
         _native.canonical_table(with_assignments(spec(), {"compensation": "sclae"}))
+    ftrl = spec(optimizer=FTRL(0.1))
     with pytest.raises(ConfigError, match='"ignore" or delay_compensated with the optimizer ftrl'):
-        ftrl = spec(optimizer=FTRL(0.1))
         _native.canonical_table(with_assignments(ftrl, {"compensation": "scale"}))
 
 
