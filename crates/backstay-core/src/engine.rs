@@ -729,15 +729,18 @@ impl Engine {
         if absent.is_empty() {
             return Ok(0);
         }
-        Ok(table.growth_of_absent(&absent) + companion.growth_bytes(&absent))
+        let counters = companion.growth_of_counters(&absent, table.most_counters());
+        Ok(table.growth_of_absent(&absent) + counters)
     }
 
     /// An upper bound of [`Self::growth_bytes`] for these runs of a push. It looks at no slot.
     pub fn growth_bound(&self, table: u64, runs: &[Run]) -> Result<usize, Refusal> {
         let table = self.table(table)?;
-        let more = runs.iter().map(|run| (run.end - run.start) as usize).sum();
+        let keys = |run: &Run| (run.end - run.start) as usize;
+        let more = runs.iter().map(keys).sum::<usize>();
         let companion = table.companion().and_then(|id| self.tables.get(&id));
-        let counters = companion.map_or(0, |one| one.growth_bound(more, runs.len()));
+        let counted = more.min(table.most_counters().saturating_mul(runs.len()));
+        let counters = companion.map_or(0, |one| one.growth_bound(counted, runs.len()));
         Ok(table.growth_bound(more, runs.len()) + counters)
     }
 
@@ -748,7 +751,10 @@ impl Engine {
             .iter()
             .map(|run| (self.index(run.slot), (run.end - run.start) as usize));
         let companion = table.companion().and_then(|id| self.tables.get(&id));
-        let counters = companion.map_or(0, |one| one.growth_of(counts.clone()));
+        let counters = companion.map_or(0, |one| {
+            let most = table.most_counters();
+            one.growth_of(one.new_counters(counts.clone(), most))
+        });
         Ok(table.growth_of(counts) + counters)
     }
 

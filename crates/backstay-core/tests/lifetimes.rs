@@ -13,7 +13,7 @@ use backstay_core::error::Refusal;
 use backstay_core::expression::Statistic;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::life::{Gone, SlotPart, Thresholds};
-use backstay_core::spec::lifetime::{Admission, Evict, Lifetime, ScoreRule};
+use backstay_core::spec::lifetime::{Admission, Evict, Lifetime, ScoreRule, FILTER_BLOCK_BYTES};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::PlainRows;
@@ -1176,6 +1176,54 @@ fn rows_that_are_there_need_no_memory_for_counters() {
             .unwrap()
             > 0
     );
+}
+
+/// A filter that has all its blocks needs no room for more keys.
+#[test]
+fn a_full_filter_needs_no_memory_for_counters() {
+    let spec = spec(r#"{"admission":{"after":{"occurrences":100,"filter_bytes":65536}}}"#);
+    let mut engine = engine(&spec);
+    let in_a_slot = 65_536 / u64::from(SLOTS) / FILTER_BLOCK_BYTES;
+    let blocks = in_a_slot as usize * SLOTS as usize;
+    let counters = |engine: &Engine| {
+        let id = engine.table(table_id("t")).unwrap().companion().unwrap();
+        engine.table(id).unwrap().rows()
+    };
+    let announced = |engine: &Engine, push: &Transaction| {
+        let [all, most] = [
+            engine.growth_bytes(table_id("t"), push.batch.keys()),
+            engine.most_growth_bytes(table_id("t"), push.runs()),
+        ];
+        let rows = engine.table(table_id("t")).unwrap();
+        let rows = rows.growth_bytes(push.batch.keys());
+        (all.unwrap() - rows, most.unwrap() - rows)
+    };
+    let mut sequence = 0;
+    while counters(&engine) < blocks {
+        assert!(sequence < 20, "keys fall into few blocks");
+        let first = sequence * 1000;
+        sequence += 1;
+        let some = push(
+            &spec,
+            sequence,
+            10,
+            &(first..first + 1000).collect::<Vec<u64>>(),
+        );
+        let before = engine.content_bytes().1;
+        let (all, most) = announced(&engine, &some);
+        apply(&mut engine, &some);
+        let taken = engine.content_bytes().1 - before;
+        assert!(taken <= all && all <= most, "{taken}, {all}, {most}");
+    }
+    let more = push(
+        &spec,
+        sequence + 1,
+        10,
+        &(1_000_000..1_005_000).collect::<Vec<u64>>(),
+    );
+    assert_eq!(announced(&engine, &more), (0, 0));
+    apply(&mut engine, &more);
+    assert_eq!(counters(&engine), blocks);
 }
 
 /// A table that is refused leaves nothing behind.

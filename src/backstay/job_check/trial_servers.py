@@ -74,7 +74,7 @@ class TrialServers:
         self._undo.callback(server.stop, STOP_GRACE_MS)
         server.set_routing(1, np.ones(SLOTS, np.bool_))
         # The user's settings are left out: a token or certificate is for servers of a cluster.
-        client = _TrialClient(server, ClientConfig(staleness=self._compensation))
+        client = _TrialClient(server, ClientConfig(compensation=self._compensation))
         environment = TrainerEnvironment((NOBODY,))
         session = open_session(Session(client, environment, self._job))
         self._undo.callback(session.close)

@@ -11,6 +11,7 @@ use crate::expression::{RowBatch, Statistic};
 use crate::hash::mix64;
 use crate::life::{self, Seen, SlotPart, Thresholds};
 use crate::optimizer::{Optimizer, Sgd};
+use crate::row_map::RowMap;
 use crate::spec::lifetime::{Admission, Expiry, Lifetime, ScoreRule, ShowClick};
 use crate::spec::{Initializer, NonFinitePolicy, Storage, TableKind, TableSpec};
 use crate::staleness::Compensation;
@@ -178,6 +179,31 @@ impl TableSpec {
 
 /// As a companion.
 impl Table {
+    /// Bytes that a push of `keys`, none of which has a row in its table, may add at most. A slot has at
+    /// most so many counters.
+    pub(crate) fn growth_of_counters(&self, keys: &[u64], most: usize) -> usize {
+        if !self.is_filter() {
+            return self.growth_bytes(keys);
+        }
+        // Keys are counted in blocks, whose keys are others.
+        self.growth(keys, |map, run| {
+            run.len().min(most.saturating_sub(map.len()))
+        })
+    }
+
+    /// How many counters so many new keys in slots (their numbers within the range) may add to at most
+    /// `most` in each.
+    pub(crate) fn new_counters<'a>(
+        &'a self,
+        counts: impl Iterator<Item = (usize, usize)> + 'a,
+        most: usize,
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
+        counts.map(move |(slot, more)| {
+            let known = self.maps.get(slot).map_or(0, RowMap::len);
+            (slot, more.min(most.saturating_sub(known)))
+        })
+    }
+
     /// Forget what was counted too long ago. How many counters went. The counters
     /// of a filter have no age of their own, so they are halved once in that time.
     pub(super) fn forget(

@@ -65,6 +65,15 @@ impl Table {
         self.live.as_ref()?.companion
     }
 
+    /// The most rows of its companion in a slot: the blocks of a filter, or as many as there are keys.
+    pub(crate) fn most_counters(&self) -> usize {
+        let blocks = self.live.as_ref().map_or(0, |live| live.blocks);
+        match blocks {
+            0 => usize::MAX,
+            _ => usize::try_from(blocks).unwrap_or(usize::MAX),
+        }
+    }
+
     /// Whether a key without a row reads as zeros.
     #[inline]
     pub(super) fn reads_zeros(&self) -> bool {
