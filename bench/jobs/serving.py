@@ -57,7 +57,12 @@ def follow(folder: str) -> None:
     with Follower(folder, wait_s=60.0) as follower:
         print("READY", flush=True)
         stop = threading.Event()
-        threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+
+        def stop_at_a_line() -> None:
+            sys.stdin.readline()
+            stop.set()
+
+        threading.Thread(target=stop_at_a_line, daemon=True).start()
         probe, key = follower.table(PROBE), np.zeros(1, np.uint64)
         seen, newest, ages = [], 0, []
         while not stop.is_set():
@@ -92,7 +97,8 @@ def lookups(follower: Follower) -> dict[str, float]:
 
 def pushed(client: Client, seconds: float) -> list[tuple[int, float]]:
     """Push 1, 2, 3 ... to the probe; return each with when it was acknowledged."""
-    told, end_s = [], time.monotonic() + seconds
+    told: list[tuple[int, float]] = []
+    end_s = time.monotonic() + seconds
     key, one = np.zeros(1, np.uint64), np.full((1, 1), -1.0, np.float32)
     while time.monotonic() < end_s:
         client.push(PROBE, key, one)

@@ -88,9 +88,9 @@ def test_tables_do_about_stale_gradients_what_the_setting_or_the_layer_says(
         (dense,) = (name for name in found if name.startswith(f"{session.job}/dense"))
         assert found[dense] == "scale"
         ftrl = tables.FTRL(0.1)
-        with pytest.raises(ConfigError, match=r"FTRL of the table .*BACKSTAY_STALENESS"):
+        with pytest.raises(ConfigError, match=r"FTRL of the table .*BACKSTAY_COMPENSATION"):
             Embedding(None, 3, optimizer=ftrl)
-        Embedding(None, 3, optimizer=ftrl, staleness="ignore")
+        Embedding(None, 3, optimizer=ftrl, compensation="ignore")
 
 
 def test_a_layer_that_revises_its_steps_needs_adagrad(session: Session) -> None:
