@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,11 +162,7 @@ class SlotGatherer:
                 # The time counts from here: a master that is lost may have written for long.
                 stalled_s = loop.time()
             elif loop.time() - stalled_s > STALL_S:
-                some = ", ".join(map(str, sorted(gathered.todo)[:NAMES_MAX]))
-                raise CheckpointUnavailable(
-                    f"{left} slots could not be written ({some}, ...): "
-                    + ("; ".join(reasons.values()) or "they have no master")
-                )
+                raise _stalled(gathered.todo, reasons)
             if gathered.todo:
                 await asyncio.sleep(RETRY_PAUSE_S)
         return gathered
@@ -250,3 +246,11 @@ def _masters_any(routing: RoutingTable | None, node: NodeRecord, slots: list[int
         return False
     own = [number for number, one in enumerate(routing.nodes) if one.instance == node.instance]
     return bool(own) and bool((routing.master_of_slot[slots] == own[0]).any())
+
+
+def _stalled(slots: set[int], reasons: Mapping[str, str]) -> CheckpointUnavailable:
+    some = ", ".join(map(str, sorted(slots)[:NAMES_MAX]))
+    return CheckpointUnavailable(
+        f"{len(slots)} slots could not be written ({some}, ...): "
+        + ("; ".join(reasons.values()) or "they have no master")
+    )

@@ -201,8 +201,8 @@ def test_a_learning_rate_that_scales_whole_weights_is_not_divided(
     text = TableSpec.sparse("t", 1, optimizer=optimizer).to_json()[:-1]
     words = rf"(?i)'?\"?scale.; allowed.*with the optimizer {type(optimizer).__name__}"
     with pytest.raises(ConfigError, match=words):
-        read(f'{text}, "staleness": "scale"}}')
-    read(f'{text}, "staleness": {{"delay_compensated": {{"strength": 0.04}}}}}}')
+        read(f'{text}, "compensation": "scale"}}')
+    read(f'{text}, "compensation": {{"delay_compensated": {{"strength": 0.04}}}}}}')
 
 
 def test_missing_fields_take_their_defaults() -> None:
