@@ -94,7 +94,7 @@ impl ReadTable {
     pub fn allocated_bytes(&self) -> usize {
         let bytes = |slot: &Arc<ReadSlot>| {
             let chunks = slot.chunks.iter().map(|chunk| chunk.len() * 4 + 16);
-            slot.index.len() * 4 + chunks.sum::<usize>()
+            slot.index.length() * 4 + chunks.sum::<usize>()
         };
         self.slots.iter().map(bytes).sum()
     }
@@ -300,16 +300,15 @@ impl Making {
 
     fn put(&mut self, key: u64, weights: &[u32]) {
         let (hash, row) = (mix64(key), self.slot.end);
-        match self.find(key, hash) {
-            Some(old) => self.slot.index.renumber(hash, old, row),
-            None => {
-                if (self.slot.rows + 1) * 4 > self.slot.index.len() * 3 {
-                    let length = RowIndex::length_for((self.slot.rows + 1) * 5 / 4);
-                    self.rebuild_index(length);
-                }
-                self.slot.index.enter(hash, row);
-                self.slot.rows += 1;
+        if let Some(old) = self.find(key, hash) {
+            self.slot.index.renumber(hash, old, row);
+        } else {
+            if (self.slot.rows + 1) * 4 > self.slot.index.length() * 3 {
+                let length = RowIndex::length_for((self.slot.rows + 1) * 5 / 4);
+                self.rebuild_index(length);
             }
+            self.slot.index.enter(hash, row);
+            self.slot.rows += 1;
         }
         self.tail
             .extend_from_slice(&[key as u32, (key >> 32) as u32]);

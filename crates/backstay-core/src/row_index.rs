@@ -21,7 +21,7 @@ pub struct RowIndex {
 
 impl RowIndex {
     /// The number of its entries.
-    pub fn len(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.entries.len()
     }
 

@@ -152,7 +152,7 @@ impl RowMap {
         };
         // The list of chunks doubles, from four.
         let chunks = rows.div_ceil(chunk_rows).next_power_of_two().max(4);
-        let words = index.saturating_sub(self.index.len())
+        let words = index.saturating_sub(self.index.length())
             + (slab * self.stride).saturating_sub(self.slab_words());
         words * 4
             + chunks.saturating_sub(self.chunks.capacity()) * std::mem::size_of::<Vec<u32>>()
@@ -171,7 +171,7 @@ impl RowMap {
 
     /// Bytes allocated for rows and index.
     pub fn allocated_bytes(&self) -> usize {
-        (self.index.len() + self.slab_words()) * 4
+        (self.index.length() + self.slab_words()) * 4
             + self.chunks.capacity() * std::mem::size_of::<Vec<u32>>()
             + self
                 .all_changes()
@@ -193,7 +193,7 @@ impl RowMap {
             .iter()
             .skip(rows.div_ceil(1 << self.chunk_shift));
         let slab: usize = chunks.map(Vec::capacity).sum();
-        (slab + self.index.len()).saturating_sub(MIN_INDEX) * 4
+        (slab + self.index.length()).saturating_sub(MIN_INDEX) * 4
     }
 
     /// Words allocated for rows.
@@ -245,7 +245,7 @@ impl RowMap {
     /// The caller has made sure, by [`Self::check_room`], that it does not exceed [`MAX_ROWS`].
     pub fn insert(&mut self, key: u64, hash: u64) -> usize {
         assert!(self.rows < MAX_ROWS, "check_room comes before insert");
-        if (self.rows + 1) * 4 > self.index.len() * 3 {
+        if (self.rows + 1) * 4 > self.index.length() * 3 {
             self.grow_index();
         }
         let row = self.rows;
@@ -281,18 +281,18 @@ impl RowMap {
 
     /// Make the index large enough for `more` rows in one go.
     pub fn reserve(&mut self, more: usize) {
-        let mut length = self.index.len().max(MIN_INDEX);
+        let mut length = self.index.length().max(MIN_INDEX);
         while (self.rows + more) * 4 > length * 3 {
             length *= 2;
         }
-        if more > 0 && length > self.index.len() {
+        if more > 0 && length > self.index.length() {
             self.rebuild_index(length);
         }
     }
 
     /// Give back memory of the index, if most of it is free since rows went.
     pub fn shrink(&mut self) {
-        if self.index.len() > MIN_INDEX && self.rows * 8 < self.index.len() {
+        if self.index.length() > MIN_INDEX && self.rows * 8 < self.index.length() {
             let length = (self.rows * 4).next_power_of_two().max(MIN_INDEX);
             self.rebuild_index(length);
         }
@@ -588,7 +588,7 @@ impl RowMap {
     }
 
     fn grow_index(&mut self) {
-        self.rebuild_index((self.index.len() * 2).max(MIN_INDEX));
+        self.rebuild_index((self.index.length() * 2).max(MIN_INDEX));
     }
 
     fn rebuild_index(&mut self, length: usize) {
@@ -722,7 +722,7 @@ mod tests {
             for key in 0..first as u64 {
                 map.insert(key, mix64(key));
             }
-            let allocated = |map: &RowMap| (map.slab_words() + map.index.len()) * 4;
+            let allocated = |map: &RowMap| (map.slab_words() + map.index.length()) * 4;
             let (before, announced) = (allocated(&map), map.bytes_above(left));
             for key in left as u64..first as u64 {
                 prop_assert!(map.remove(key, mix64(key)));

@@ -7,6 +7,9 @@ use pyo3::prelude::*;
 use crate::errors::{config_error, from_checkpoint, from_refusal};
 use crate::slot_space;
 
+type Array1<'py, T> = Bound<'py, PyArray1<T>>;
+type Array2<'py, T> = Bound<'py, PyArray2<T>>;
+
 /// One version, which never changes: any thread may look up in it while the next one is made.
 #[pyclass(module = "backstay._native", frozen)]
 pub(crate) struct ServedTables(checkpoint::ServedTables);
@@ -33,7 +36,7 @@ impl ServedTables {
         py: Python<'py>,
         table: &str,
         keys: PyReadonlyArray1<'_, u64>,
-    ) -> PyResult<(Bound<'py, PyArray2<f32>>, Bound<'py, PyArray1<bool>>)> {
+    ) -> PyResult<(Array2<'py, f32>, Array1<'py, bool>)> {
         let found = self
             .0
             .table(table)
@@ -51,7 +54,7 @@ impl ServedTables {
         &self,
         py: Python<'py>,
         table: &str,
-    ) -> PyResult<(Bound<'py, PyArray1<u64>>, Bound<'py, PyArray2<f32>>)> {
+    ) -> PyResult<(Array1<'py, u64>, Array2<'py, f32>)> {
         let found = self
             .0
             .table(table)

@@ -71,13 +71,14 @@ impl ServedTables {
     /// they have now.
     pub fn with(&self, parts: &[PartToServe], emptied: &[u32]) -> Result<Self, CheckpointError> {
         let mut next = self.clone();
-        next.empty(emptied.iter().copied())?;
+        next.empty(emptied)?;
         for asked in parts {
             let part = PartFile::read(&asked.path, asked.bytes, &asked.sha256)?;
             check(&part, asked)?;
             // A table without rows of a slot is not among those of the part.
             let whole = asked.slots.iter().filter(|slot| slot.whole);
-            next.empty(whole.map(|slot| slot.slot))?;
+            let whole: Vec<u32> = whole.map(|slot| slot.slot).collect();
+            next.empty(&whole)?;
             let wanted: BTreeSet<u64> = asked
                 .slots
                 .iter()
@@ -94,9 +95,9 @@ impl ServedTables {
         Ok(next)
     }
 
-    fn empty(&mut self, slots: impl Iterator<Item = u32> + Clone) -> Result<(), CheckpointError> {
+    fn empty(&mut self, slots: &[u32]) -> Result<(), CheckpointError> {
         for table in self.tables.values_mut() {
-            table.change(slots.clone().map(|slot| SlotChange {
+            table.change(slots.iter().map(|&slot| SlotChange {
                 slot,
                 whole: true,
                 deleted: &[],
