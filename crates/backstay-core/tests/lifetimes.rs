@@ -13,6 +13,7 @@ use backstay_core::error::Refusal;
 use backstay_core::expression::Statistic;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::life::{Gone, SlotPart, Thresholds};
+use backstay_core::read_table::{ReadTable, SlotChange};
 use backstay_core::spec::lifetime::{Admission, Evict, Lifetime, ScoreRule, FILTER_BLOCK_BYTES};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
@@ -98,6 +99,12 @@ fn engine(spec: &Arc<TableSpec>) -> Engine {
         engine.set_serving_state(slot, ServingState::Serving);
     }
     engine.create_table(spec).unwrap();
+    engine
+}
+
+/// With an account of what changes, for an export.
+fn exported(mut engine: Engine) -> Engine {
+    engine.track_exports(&BTreeSet::from([table_id("t")]));
     engine
 }
 
@@ -412,6 +419,10 @@ enum Step {
     Save {
         whole: bool,
     },
+    /// An increment of an export, which is followed.
+    Export,
+    /// The backup becomes the master, and another one is copied.
+    FailOver,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -428,6 +439,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Copy),
         1 => Just(Step::Again),
         2 => any::<bool>().prop_map(|whole| Step::Save { whole }),
+        3 => Just(Step::Export),
+        1 => Just(Step::FailOver),
     ]
 }
 
@@ -439,6 +452,9 @@ struct World {
     backup: Engine,
     restored: Engine,
     bases: BTreeMap<u32, u64>,
+    /// What follows the export, and where each slot was in the last increment.
+    served: ReadTable,
+    exported: BTreeMap<u32, u64>,
     sequence: u64,
     time: i32,
     last: Option<Arc<Transaction>>,
@@ -450,10 +466,12 @@ impl World {
         Self {
             lifetime: spec.lifetime.clone().unwrap(),
             model: Model::default(),
-            master: engine(&spec),
-            backup: engine(&spec),
+            master: exported(engine(&spec)),
+            backup: exported(engine(&spec)),
             restored: engine(&spec),
             bases: BTreeMap::new(),
+            served: ReadTable::new(space(), DIM),
+            exported: BTreeMap::new(),
             sequence: 0,
             time: 10,
             last: None,
@@ -503,6 +521,11 @@ impl World {
                 }
             }
             Step::Save { whole } => self.save(*whole),
+            Step::Export => self.export(),
+            Step::FailOver => {
+                std::mem::swap(&mut self.master, &mut self.backup);
+                self.copy();
+            }
         }
     }
 
@@ -603,7 +626,7 @@ impl World {
 
     /// The rows come in another order than they lie in at the master.
     fn copy(&mut self) {
-        self.backup = engine(&self.spec);
+        self.backup = exported(engine(&self.spec));
         for slot in 0..SLOTS {
             let mut copy = self.master.begin_copy(slot);
             let mut pieces: Vec<(u64, PlainRows)> = Vec::new();
@@ -632,6 +655,46 @@ impl World {
             assert_eq!(self.restored.digest(slot), self.master.digest(slot));
             assert_eq!(self.restored.memory(slot), self.master.memory(slot));
         }
+    }
+
+    /// Followed, an export has the rows of the master, whatever made them come and go.
+    fn export(&mut self) {
+        for slot in 0..SLOTS {
+            let base = self.exported.get(&slot).copied();
+            let mut snapshot = self
+                .master
+                .begin_export(slot, base, &[table_id("t")])
+                .unwrap();
+            while self.master.copy_more(&mut snapshot, 3) {}
+            assert!(self.master.finish_snapshot(&mut snapshot));
+            self.exported.insert(slot, snapshot.memory.position);
+            let (mut rows, mut deleted) = (PlainRows::default(), &[][..]);
+            for table in &snapshot.tables {
+                table.layout.take_apart(&table.words, &mut rows);
+                deleted = &table.deleted;
+            }
+            let change = SlotChange {
+                slot,
+                whole: snapshot.whole,
+                deleted,
+                keys: &rows.0,
+                weights: &rows.1,
+            };
+            self.served.change(std::iter::once(change)).unwrap();
+        }
+        let (keys, weights) = self.served.all_rows();
+        let served = keys
+            .into_iter()
+            .zip(weights.chunks(DIM).map(<[f32]>::to_vec));
+        let mut wanted = BTreeMap::new();
+        for slot in 0..SLOTS {
+            let (keys, weights, _) = self.master.export_slot(table_id("t"), slot).unwrap();
+            wanted.extend(
+                keys.into_iter()
+                    .zip(weights.chunks(DIM).map(<[f32]>::to_vec)),
+            );
+        }
+        assert_eq!(served.collect::<BTreeMap<_, _>>(), wanted);
     }
 
     fn check(&self) {

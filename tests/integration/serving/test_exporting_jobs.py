@@ -18,13 +18,14 @@ from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
 
 
+@pytest.mark.timeout(300)
 def test_a_job_exports_until_its_end_though_its_master_dies(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     served, saved = tmp_path / "served", tmp_path / "checkpoints"
     spec = JobSpec(
         name="clicks",
         model=str(write_model(tmp_path, "torch")),
-        training=DataSpec(paths=(str(write_clicks(tmp_path / "train.csv", 4000)),)),
+        training=DataSpec(paths=(str(write_clicks(tmp_path / "train.csv", 2000)),)),
         epochs=3,
         records_per_task=500,
         audit=True,

@@ -267,6 +267,7 @@ def watched(follower: Follower) -> Iterator[list[int]]:
     assert not wrong, "a row went back"
 
 
+@pytest.mark.timeout(400)
 def test_nothing_is_lost_or_goes_back_while_masters_and_the_controller_are_killed(
     tmp_path: Path,
 ) -> None:
