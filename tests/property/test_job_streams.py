@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -29,11 +30,12 @@ from backstay.checkpoint.restore_state import RestoreState
 from backstay.cli.recorded_counts import recorded_counts
 from backstay.consensus.records.jobs import JobSpecRecord
 from backstay.consensus.records.keys import JobKeys
+from backstay.job.score_counts import Scores
 from backstay.job_engine.engine import JobEngine
 from backstay.job_engine.opening import RecordedJob, StateIncarnation, new_state, opened_job
 from backstay.job_engine.rows_change import incarnation_in
 from backstay.job_engine.values import Failure, LeasedTask
-from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, PeriodSpec
+from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, PeriodSpec, ProgressiveSpec
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, kept_records, with_taken
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.takes import part_and_offset
@@ -85,6 +87,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     DATA = DataSpec(kind="kafka", paths=("t",))
     is_ending = False
+    PROGRESSIVE: ProgressiveSpec | None = None
 
     @initialize(
         period=st.sampled_from([{"records": 4}, {"seconds": 3.0}, {"records": 9, "seconds": 8.0}]),
@@ -103,6 +106,7 @@ class StreamMachine(RuleBasedStateMachine):
             max_task_retries=0,
             audit=audit,
             checkpoint=CheckpointSpec(every="none"),
+            progressive=self.PROGRESSIVE,
         )
         self.now_s = 1000.0
         self.start = start
@@ -271,8 +275,10 @@ class StreamMachine(RuleBasedStateMachine):
     def complete(self, given: Given, writes: int = 10_000) -> None:
         for slot in self.slots:
             slot.push(given)
+        count, scores = len(given.offsets), Scores()
+        scores.all.add(np.full(count, 0.5), np.zeros(count))
         self.job.complete(
-            given.worker, given.round, given.lease, batches=1, examples=len(given.offsets)
+            given.worker, given.round, given.lease, batches=1, examples=count, scores=scores
         )
         self.journal.write(writes)
         if writes < 1000:
@@ -412,6 +418,8 @@ class StreamMachine(RuleBasedStateMachine):
         for slot in self.slots:
             assert set(slot.counts) <= every
             assert len(every) - len(slot.counts) == dropped, "an offset was lost"
+        if job.progressive is not None:
+            assert job.progressive.shown()["examples"] == len(every) - dropped
         if not self.died:
             assert job.figures["examples"] == len(every) - dropped
         if self.spec.audit:
@@ -422,6 +430,12 @@ class StreamMachine(RuleBasedStateMachine):
                 assert all(task.least <= counts[one] <= task.most for one in offsets)
                 audited |= offsets
             assert audited == set(counts)
+
+
+class ScoredMachine(StreamMachine):
+    """The same, and what is predicted of each record counts once, too."""
+
+    PROGRESSIVE = ProgressiveSpec(window_examples=5, half_life_examples=0)
 
 
 class FolderMachine(StreamMachine):
@@ -511,5 +525,8 @@ def _quiet() -> Iterator[None]:
 TestStream = StreamMachine.TestCase
 TestStream.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
+TestScored = ScoredMachine.TestCase
+TestScored.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
+
 TestFolders = FolderMachine.TestCase
-TestFolders.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestFolders.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from backstay.data.files import DataFile, Entry, FileSet, without_secret
@@ -114,6 +114,7 @@ class ClosedFolders(FileSet):
     ) -> None:
         super().__init__(paths, storage)
         self.options = options
+        self._looked_to = ""
         if len(paths) != 1:
             raise ConfigError(
                 f"paths: {len(paths)} are given; with period name one pattern of folders, or one "
@@ -135,11 +136,16 @@ class ClosedFolders(FileSet):
                 "as /data/clicks/*/* for a folder for each day with one for each hour in it"
             )
 
-    def closed(self, over: Collection[str]) -> tuple[list[ClosedFolder], bool]:
+    def closed(
+        self, over: Collection[str], known: Collection[str] = ()
+    ) -> tuple[list[ClosedFolder], bool]:
         """Return closed folders that are not over, as many as are looked at now.
+
+        Of many folders some are looked into, and others the next time.
 
         Args:
             over: Names of folders that are over. One that sorts before all of them is an old one.
+            known: Those that were returned before; they are among these again.
 
         Returns:
             These folders in their order, and whether there may be more.
@@ -154,14 +160,22 @@ class ClosedFolders(FileSet):
         if self.options.done_list:
             listed = [one for one in self._listed() if one.name not in over and one.name >= floor]
             return listed[:CLOSED_MAX], len(listed) > CLOSED_MAX
-        found: list[ClosedFolder] = []
-        for number, name in enumerate(self._matching(floor, over)):
+        names = list(self._matching(floor, over))
+        found = self._closed_of(name for name in names if name in known)
+        # Behind the folder that was looked into last.
+        others = sorted((name <= self._looked_to, name) for name in names if name not in known)
+        for number, (_, name) in enumerate(others):
             if number >= LOOKED_INTO_MAX or len(found) >= CLOSED_MAX:
-                return found, True
-            marker = self._marker_in(name)
-            if marker is not None:
-                found.append(ClosedFolder(name, marker.changed_s))
-        return found, False
+                return sorted(found), True
+            found += self._closed_of([name])
+            self._looked_to = name
+        self._looked_to = ""
+        return sorted(found), False
+
+    def _closed_of(self, names: Iterable[str]) -> list[ClosedFolder]:
+        """Return those of some folders that are closed."""
+        markers = ((name, self._marker_in(name)) for name in names)
+        return [ClosedFolder(name, one.changed_s) for name, one in markers if one is not None]
 
     def names(self) -> list[str]:
         """Return the names of all folders that are closed now, in their order.

@@ -118,7 +118,7 @@ class FolderStream:
 
     def _list(self, over: Mapping[str, int]) -> None:
         """Look at the storage: which folders are closed, and what is in them."""
-        closed, self._has_more = self._folders.closed(over)
+        closed, self._has_more = self._folders.closed(over, self._files)
         before = self._files
         self._files = {one.name: self._folders.files_in(one.name) for one in closed}
         now_s = time.time()

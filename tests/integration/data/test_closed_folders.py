@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backstay.data import BadRecords
+from backstay.data import BadRecords, closed_folders
 from backstay.data.folder_stream import FILES_READ_MAX, FolderReader, FolderStream
 from backstay.data.opening import open_reader, open_stream
 from backstay.data.source import SourceLook
@@ -283,6 +283,29 @@ def test_many_folders_are_looked_at_some_at_a_time(tmp_path: Path) -> None:
             found.append(folder.rpartition("/")[2])
             job.positions = followed(job.positions, [(f"{folder}/@{len(files)}", 0)]).positions
     assert found == [f"{number:04}" for number in range(40)]
+
+
+def test_folders_that_stay_open_do_not_hide_those_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closed_folders, "LOOKED_INTO_MAX", 4)
+    data = Storage(str(tmp_path), {})
+    for number in range(30):
+        data.write(f"{number:04}/a.csv", b"n\nopen\n")
+    for number in (7, 29):
+        data.folder(f"{number:04}", a=1)
+    job = Job(data.data("*"))
+    found: list[str] = []
+    for number in range(30):
+        # One look after another, and some of them find nothing.
+        job.source._listed_s = 0.0
+        look = job.source.look(job.positions)
+        assert look.folders is not None
+        found += [name for name in look.folders if name not in found]
+        if number == 20:
+            data.folder("0003", a=1)
+    assert [name.rpartition("/")[2] for name in found] == ["0007", "0029", "0003"]
+    assert list(job.source.look(job.positions).folders or ()) == sorted(found)
 
 
 def test_a_folder_that_sorts_before_all_that_are_known_is_an_old_one(tmp_path: Path) -> None:

@@ -145,9 +145,9 @@ def test_a_job_on_folders_that_are_closed_counts_each_record_once_whoever_dies(
 def test_a_restore_takes_a_job_back_to_the_records_of_the_checkpoint(
     tmp_path: Path, eventually: Any
 ) -> None:
-    prepared(
-        tmp_path, JOB.replace("checkpoint: none", "checkpoint: {{every: pass, every_tasks: 7}}")
-    )
+    text = JOB.replace("checkpoint: none", "checkpoint: {{every: pass, every_tasks: 7}}")
+    export = f"{sys.executable} -m backstay.cli export clicks served/$BACKSTAY_JOB_PASS"
+    prepared(tmp_path, text + f'hooks: {{{{each_pass: ["{export}"]}}}}\n')
     settings = {"slot_count": 16, "checkpoint_url": str(tmp_path / "checkpoints")}
     with LocalCluster(2, settings=settings) as cluster:
         command = Command(tmp_path, cluster.endpoints)
@@ -170,6 +170,9 @@ def test_a_restore_takes_a_job_back_to_the_records_of_the_checkpoint(
         finally:
             command.kill()
             client.close()
+    # The full model at the end of periods.
+    exports = sorted(int(path.parent.name) for path in tmp_path.glob("served/*/export.json"))
+    assert len(exports) > 1, command.said()
 
 
 def test_a_job_in_one_process_trains_on_folders_and_evaluates_after_each(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("confluent_kafka")
@@ -131,6 +132,41 @@ def test_values_are_csv_or_bytes_if_the_job_says_so(broker: KafkaBroker, topic: 
     assert plain == [b"7,red", b'8,"a,b"', b"x,y", b"9"]
 
 
+def test_values_may_be_rows_of_arrow(broker: KafkaBroker, topic: str) -> None:
+    def packed(rows: list[dict[str, Any]], new: Any = pa.ipc.new_stream) -> bytes:
+        table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
+        with new(sink, table.schema) as writer:
+            writer.write_table(table)
+        content: bytes = sink.getvalue().to_pybytes()
+        return content
+
+    row = {"n": 1, "tags": ["a", "b"]}
+    values = [packed([row]), packed([{"n": 2}], pa.ipc.new_file), packed([row, row]), b"{}"]
+    broker.produce(topic, [*values, packed([row])[:-40], packed([{"m": 3}]), packed([row])])
+    found = reader(broker, topic, values="arrow", columns=["n"])
+    records, bad = read_all(found, limit=4)
+    assert records == [row, {"n": 2}, row]
+    assert [(one.offset, one.reason.split(":")[0]) for one in bad.reports] == [
+        (2, "2 rows; a message has one"),
+        (3, "not Arrow IPC"),
+        (4, "not Arrow IPC"),
+        (5, "no 'n'"),
+    ]
+    first = reader(broker, topic, values="arrow")
+    assert first.metadata.column_names == ("n", "tags")
+
+
+def test_a_message_that_a_producer_writes_twice_is_two_messages(
+    broker: KafkaBroker, topic: str
+) -> None:
+    # As one does that is not idempotent, and heard no answer.
+    producer = Producer({"bootstrap.servers": broker.address})
+    for _ in range(2):
+        producer.produce(topic, objects(7)[0], partition=0)
+    assert producer.flush(30) == 0
+    assert [one["n"] for one in read_all(reader(broker, topic))[0]] == [7, 7]
+
+
 def test_reading_begins_and_ends_where_the_job_says(broker: KafkaBroker) -> None:
     topic = f"topic-{next(_numbers)}"
     broker.create_topic(topic)
@@ -165,7 +201,7 @@ def test_what_is_not_there_is_told_with_the_brokers(broker: KafkaBroker) -> None
         ({"start": "yesterday"}, "options.start: is 'yesterday'; allowed: earliest, latest"),
         ({"stop": "2026-11-26 08:00"}, "a time with its zone"),
         ({"stop": {"t/0": -1}}, "options.stop"),
-        ({"values": "xml"}, "options.values: is 'xml'; allowed: json, csv, bytes"),
+        ({"values": "xml"}, "options.values: is 'xml'; allowed: json, csv, arrow, bytes"),
         ({"values": "csv"}, "options.columns: is missing"),
         ({"types": {"n": "int64"}}, "types and delimiter are for values: csv"),
         ({"settings": {"group.id": "mine"}}, "group.id cannot be set"),

@@ -488,6 +488,23 @@ def test_a_restore_goes_back_in_the_middle_of_a_folder() -> None:
     assert one.job.stream.positions == {"/": 0, "d/1/": 2, "d/2/": 1}
 
 
+def test_rows_are_seen_to_at_the_end_of_a_period_before_the_next_one_begins() -> None:
+    one = StreamJob()
+    one.job.keep_rows(lambda: 5000.0)
+    one.look()
+    one.come(24)
+    one.do()
+    assert one.job.schedule.passes_over == 1
+    due = one.job.upkeep_due
+    assert due is not None
+    assert due.pass_number == 1
+    one.look()
+    assert one.give() is None
+    one.job.note_upkeep(due, expired=2, changed=True)
+    one.look()
+    assert one.do() == [("t/0@12", 0, 4), ("t/0@12", 4, 4), ("t/0@12", 8, 4)]
+
+
 def test_whether_a_job_has_periods_cannot_change_and_their_length_can() -> None:
     spec = stream_spec()
     assert spec.fixed_differences(stream_spec(period={"seconds": 5.0})) == ()
