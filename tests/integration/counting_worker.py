@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from click.testing import CliRunner
 
 from backstay import rpc
 from backstay.checkpoint import remote
@@ -17,6 +18,7 @@ from backstay.errors import BackstayError, StateLost
 from backstay.job.messages import Ended, Task, Wait
 from backstay.job_spec import CheckpointSpec, JobSpec
 from backstay.master.job_client import JobClient
+from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from backstay.trainer.worker.audit import RecordCounter
@@ -151,6 +153,14 @@ def counted_job(
         worker.allow(ALL_TASKS)
         client.close()
         masters.end()
+
+
+def keep_all_checkpoints(cluster: LocalCluster) -> None:
+    """Keep those that are to be restored, however many come after them."""
+    endpoints = ",".join(cluster.endpoints)
+    words = ["--endpoint", endpoints, "config", "set", "checkpoint_keep_last=1000"]
+    done = CliRunner().invoke(pserverctl, words)
+    assert done.exit_code == 0, done.output
 
 
 def restore(cluster: LocalCluster, checkpoint: str, eventually: Eventually) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
-from tests.integration.counting_worker import restore
+from tests.integration.counting_worker import keep_all_checkpoints, restore
 from tests.integration.stream_command import LIMIT_S, Command, until
 from tests.integration.tiny_jobs import write_clicks, write_model
 
@@ -146,10 +146,11 @@ def test_a_restore_takes_a_job_back_to_the_records_of_the_checkpoint(
     tmp_path: Path, eventually: Any
 ) -> None:
     text = JOB.replace("checkpoint: none", "checkpoint: {{every: pass, every_tasks: 7}}")
-    export = f"{sys.executable} -m backstay.cli export clicks served/$BACKSTAY_JOB_PASS"
+    export = f"{sys.executable} -m backstay.cli export checkpoints served/$BACKSTAY_JOB_PASS"
     prepared(tmp_path, text + f'hooks: {{{{each_pass: ["{export}"]}}}}\n')
     settings = {"slot_count": 16, "checkpoint_url": str(tmp_path / "checkpoints")}
     with LocalCluster(2, settings=settings) as cluster:
+        keep_all_checkpoints(cluster)
         command = Command(tmp_path, cluster.endpoints)
         client = JobClient(cluster.endpoints, "clicks", config=cluster.client_config())
         command.start()

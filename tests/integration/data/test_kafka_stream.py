@@ -25,7 +25,7 @@ from backstay.errors import ConfigError, DataUnavailable
 from backstay.job_spec import DataSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
-from tests.integration.counting_worker import restore
+from tests.integration.counting_worker import keep_all_checkpoints, restore
 from tests.integration.stream_command import LIMIT_S, Command, caught_up, until
 from tests.integration.tiny_jobs import write_model
 from tests.kafka.broker import KafkaBroker, is_led
@@ -300,6 +300,7 @@ def test_a_restore_takes_the_job_back_to_the_offsets_of_the_checkpoint(
     (tmp_path / "job.yaml").write_text(text.replace("records: 2000", "records: 500"))
     settings = {"slot_count": 16, "checkpoint_url": str(tmp_path / "checkpoints")}
     with LocalCluster(2, settings=settings) as cluster:
+        keep_all_checkpoints(cluster)
         command = Command(tmp_path, cluster.endpoints)
         client = JobClient(cluster.endpoints, "clicks", config=cluster.client_config())
         command.start()
