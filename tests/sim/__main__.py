@@ -121,7 +121,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.stream and (arguments.restores or arguments.inexact):
+        parser.error("--stream has no model of restores: the tests on real processes have them")
+    return arguments
 
 
 def _prepare() -> None:
