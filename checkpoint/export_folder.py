@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX
 from backstay.checkpoint.element import ELEMENT_FILE, Element, kind_of, number_of
 from backstay.checkpoint.export import FileEntry
 from backstay.checkpoint.manifest import check_part_name
-from backstay.checkpoint.roots import LocalRoot, open_root
+from backstay.checkpoint.roots import LocalRoot, open_root, read_document
 from backstay.errors import CheckpointDamaged, CheckpointUnavailable, InvalidRequest
 
 __all__ = ["ExportFolder"]
@@ -66,10 +65,7 @@ class ExportFolder:
         """
         where = f"{element}/{ELEMENT_FILE}"
         try:
-            size = self._root.size(element, ELEMENT_FILE)
-            if size > DOCUMENT_BYTES_MAX:
-                raise CheckpointDamaged(f"{where}: {size} bytes; at most {DOCUMENT_BYTES_MAX}")
-            text = self._root.read(element, ELEMENT_FILE)
+            text = read_document(self._root, element, ELEMENT_FILE)
         except FileNotFoundError:
             return None
         found = Element.from_text(text, where)

@@ -2,8 +2,8 @@
 
 Both offer the same few operations on the files of one checkpoint's folder. What goes wrong in
 them comes out as ``CheckpointUnavailable`` with the URL, or as FileNotFoundError where a file
-is not there, which means something else to each caller. Imports ``backstay.errors``; fsspec and
-the package of a protocol only when a URL asks for them.
+is not there, which means something else to each caller. Imports ``backstay.errors`` and the limit
+of ``checkpoint.documents``; fsspec and the package of a protocol only when a URL asks for them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,19 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from backstay.errors import CheckpointUnavailable, ConfigError
+from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX
+from backstay.errors import CheckpointDamaged, CheckpointUnavailable, ConfigError
 
-__all__ = ["LocalRoot", "RemoteRoot", "Root", "open_root", "sha256_of", "sync_file", "sync_folder"]
+__all__ = [
+    "LocalRoot",
+    "RemoteRoot",
+    "Root",
+    "open_root",
+    "read_document",
+    "sha256_of",
+    "sync_file",
+    "sync_folder",
+]
 
 ERROR_TEXT_MAX = 500
 COPY_BYTES = 8 * 1024 * 1024
@@ -87,6 +97,20 @@ def open_root(url: str, options: Mapping[str, Any] | None = None) -> LocalRoot |
             raise ConfigError(f"{url} is no folder of this machine; file:///path is one")
         return LocalRoot(Path(unquote(rest)))
     return RemoteRoot(url, options or {})
+
+
+def read_document(root: Root, folder: str, name: str) -> bytes:
+    """Return a document of a folder, unless it is longer than any of ours.
+
+    Raises:
+        CheckpointDamaged: It is.
+        CheckpointUnavailable: It cannot be read.
+        FileNotFoundError: It is not there.
+    """
+    size = root.size(folder, name)
+    if size > DOCUMENT_BYTES_MAX:
+        raise CheckpointDamaged(f"{folder}/{name}: {size} bytes; at most {DOCUMENT_BYTES_MAX}")
+    return root.read(folder, name)
 
 
 class LocalRoot:

@@ -22,7 +22,7 @@ from backstay.checkpoint.manifest import (
     is_id,
     number_of,
 )
-from backstay.checkpoint.roots import LocalRoot, open_root
+from backstay.checkpoint.roots import LocalRoot, open_root, read_document
 from backstay.errors import CheckpointDamaged, CheckpointNotFound, InvalidRequest
 
 __all__ = ["CHAIN_LENGTH_MAX", "CheckpointStorage", "check_chain"]
@@ -79,10 +79,7 @@ class CheckpointStorage:
         _check_id(checkpoint_id)
         where = f"{checkpoint_id}/{MANIFEST_FILE}"
         try:
-            size = self._root.size(checkpoint_id, MANIFEST_FILE)
-            if size > DOCUMENT_BYTES_MAX:
-                raise CheckpointDamaged(f"{where}: {size} bytes; at most {DOCUMENT_BYTES_MAX}")
-            text = self._root.read(checkpoint_id, MANIFEST_FILE)
+            text = read_document(self._root, checkpoint_id, MANIFEST_FILE)
         except FileNotFoundError as error:
             raise CheckpointNotFound(
                 f"{self.url} has no finished checkpoint {checkpoint_id}"
