@@ -77,7 +77,7 @@ impl Store {
                 return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
             }
             let most = self.sum_of_stripes(transaction, runs, Engine::most_growth_bytes)?;
-            if self.memory.reserve_easily(most) || self.memory.reserve_most(most) {
+            if self.memory.reserve_most(most) {
                 return Ok(self.room(most, Duration::ZERO, transaction.allocated_bytes()));
             }
             let wanted = self.growth_bytes(transaction, runs)?;
