@@ -16,7 +16,7 @@ from backstay.errors import BackstayError
 from backstay.master.job_client import JobClient
 from tests.waiting import wait_until
 
-__all__ = ["LIMIT_S", "Command", "caught_up", "until"]
+__all__ = ["LIMIT_S", "Command", "caught_up", "trained_here", "until"]
 
 LIMIT_S = 120.0
 
@@ -96,6 +96,21 @@ def until(client: JobClient, command: Command, holds: Any) -> job_pb2.JobStatus:
         return status if holds(status) else None
 
     return wait_until(reached, lambda: f"{last}\n{command.said()}", limit_s=LIMIT_S, pause_s=0.1)
+
+
+def trained_here(folder: Path) -> dict[str, Any]:
+    """Run the job of a folder in one process, and return what it prints at its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "backstay.cli", "train", "job.yaml", "--local", "--json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def caught_up(client: JobClient, command: Command) -> None:

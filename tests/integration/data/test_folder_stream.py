@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_worker import keep_all_checkpoints, restore
-from tests.integration.stream_command import LIMIT_S, Command, until
+from tests.integration.stream_command import Command, trained_here, until
 from tests.integration.tiny_jobs import write_clicks, write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -181,16 +180,7 @@ def test_a_job_in_one_process_trains_on_folders_and_evaluates_after_each(tmp_pat
     text = JOB.replace("audit: true", "max_steps: 40\nvalidation: held.csv")
     prepared(tmp_path, text.replace("folders: 2", "folders: 1"))
     with Closing(tmp_path):
-        done = subprocess.run(
-            [sys.executable, "-m", "backstay.cli", "train", "job.yaml", "--local", "--json"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+        result = trained_here(tmp_path)
     assert result["state"] == "done"
     # Two files of three tasks, two, two and two batches: 12 steps for each folder.
     assert [one["step"] for one in result["evaluations"]] == [12, 24, 36, 40], result

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 _numbers = itertools.count()
 LIMIT_S = 200.0
 RECORDS = 1800
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
 
 
 @pytest.fixture

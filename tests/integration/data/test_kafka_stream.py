@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ from backstay.job_spec import DataSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_worker import keep_all_checkpoints, restore
-from tests.integration.stream_command import LIMIT_S, Command, caught_up, until
+from tests.integration.stream_command import LIMIT_S, Command, caught_up, trained_here, until
 from tests.integration.tiny_jobs import write_model
 from tests.kafka.broker import KafkaBroker, is_led
 from tests.waiting import wait_until
@@ -35,12 +32,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 _numbers = itertools.count()
 CALL_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
 
 
 @pytest.fixture
@@ -349,16 +340,7 @@ def test_a_job_in_one_process_trains_on_a_topic_to_its_last_step(
     text = text.replace("audit: true", "max_steps: 100")
     (tmp_path / "job.yaml").write_text(text)
     with Filling(broker, topic, 2):
-        done = subprocess.run(
-            [sys.executable, "-m", "backstay.cli", "train", "job.yaml", "--local", "--json"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+        result = trained_here(tmp_path)
     assert result["state"] == "done"
     assert result["reason"] == "max_steps: 100 steps are done"
     assert 100 * 20 <= result["examples"] <= 100 * 25
