@@ -65,10 +65,13 @@ class ExportRecords:
             same = replace(wanted, run=known.run, started=known.started, trouble=known.trouble)
             if same == known:
                 return known
-            what = "ends" if known.stopping else f"goes to {known.url} with other settings"
+            what = f"goes to {known.url} with other settings: stop it first"
+            if known.stopping:
+                what = "writes its last increment: wait for it, or end it at once"
+            now = " --now" if known.stopping else ""
             raise ExportRefused(
-                f"there is an export {name}, which {what}: stop it first (pserverctl export stop "
-                f"{name}), or choose another name"
+                f"there is an export {name}, which {what} (pserverctl export stop {name}{now}), or "
+                "choose another name"
             )
         for other in present.values():
             if other.url == url:
