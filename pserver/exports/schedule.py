@@ -82,9 +82,11 @@ class ExportSchedule:
             try:
                 element = await exporter.write()
                 trouble = NO_TABLES if element is None else ""
+                # Pushes to a slot that is left out are in the next increment only.
+                is_last = now.stopping and not (element and element.left_out)
             except Exception as error:  # noqa: BLE001
                 # Whatever a storage raises: it must not end the node.
-                trouble = str(error)
+                trouble, is_last = str(error), False
                 due_s = max(due_s, loop.time() + FAILED_PAUSE_S)
             changes = bool(trouble) != bool(told)
             if changes or (trouble != told and loop.time() - told_s > TELL_S):
@@ -96,7 +98,7 @@ class ExportSchedule:
                 )
                 if await self._note(self._records.tell(record, trouble)):
                     told_s, told = loop.time(), trouble
-            if now.stopping and trouble in ("", NO_TABLES):
+            if is_last:
                 await self._note(self._records.end(record))
             await self._wait_until(due_s, now)
 
