@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -30,6 +30,8 @@ __all__ = ["JobCollector", "serve_metrics"]
 RETRY_PAUSE_S = 5.0
 # A scrape waits so long for the event loop.
 STATUS_LIMIT_S = 5.0
+# With more workers their histograms are summed.
+HISTOGRAMS_MAX = 256
 STATES = ("running", "done", "stopped", "failed", "unsaved")
 SCORES = {
     "auc": "Area under the curve of predictions made before training.",
@@ -60,7 +62,8 @@ class JobCollector(Collector):
         families = itertools.chain(
             _job(status), _stream(status), _progressive(status.progressive, self._spec)
         )
-        return [family.of(self._spec.name) for family in families]
+        made = [family.of(self._spec.name) for family in families]
+        return [*made, _staleness(status, self._spec.name)]
 
 
 class _Family:
@@ -105,6 +108,26 @@ def _job(status: job_pb2.JobStatus) -> Iterator[_Family]:
     yield _Family("tasks", "Tasks of the round under way.", tasks, ("state",))
     yield _Family("bad_records", "Damaged records that were skipped.", status.bad_records)
     yield _Family("dead_letters", "Tasks that failed for good.", status.dead_letters)
+
+
+def _staleness(status: job_pb2.JobStatus, job: str) -> Metric:
+    told = [one for one in status.workers if one.staleness_buckets]
+    by_name: dict[str, list[job_pb2.WorkerStatus]] = {}
+    for one in told:
+        name = one.id if len(told) <= HISTOGRAMS_MAX else ""
+        by_name.setdefault(name, []).append(one)
+    family = HistogramMetricFamily(
+        "backstay_job_push_staleness",
+        "Slots of pushes by the mean staleness of their push.",
+        labels=("job", "worker"),
+    )
+    for name, some in by_name.items():
+        lists = [one.staleness_buckets for one in some]
+        counts = [sum(column) for column in itertools.zip_longest(*lists, fillvalue=0)]
+        edges = [*(str(2.0**number - 1) for number in range(len(counts) - 1)), "+Inf"]
+        buckets = list(zip(edges, itertools.accumulate(counts), strict=True))
+        family.add_metric([job, name], buckets, float(sum(one.staleness_sum for one in some)))
+    return family
 
 
 def _stream(status: job_pb2.JobStatus) -> Iterator[_Family]:

@@ -51,6 +51,8 @@ STATUS_KEPT_WORKERS = 1000
 STATUS_KEPT_S = 1.0
 # Progressive metrics: what was predicted of a task, packed.
 SCORES_BYTES_MAX = 512 * 1024
+# Of the histogram of a worker: a sign of life with more is cut.
+STALENESS_BUCKETS_MAX = 32
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
@@ -310,6 +312,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             request.resident_bytes,
             request.stale_slots,
             request.staleness_sum,
+            tuple(request.staleness_buckets[:STALENESS_BUCKETS_MAX]),
         )
         leases = [_known_lease(job, known.id, one) for one in request.leases]
         told = zip(leases, map(_scored, request.leases), strict=True)

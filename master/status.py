@@ -290,6 +290,8 @@ def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
             worker.loss = known.loss
         if known.stale_slots:
             worker.staleness = known.staleness_sum / known.stale_slots
+            worker.staleness_sum = known.staleness_sum
+            worker.staleness_buckets[:] = known.staleness_buckets
             stale_slots += known.stale_slots
             staleness_sum += known.staleness_sum
         if is_alive:

@@ -73,6 +73,8 @@ class ClientStats:
         stale_slots: Slots of those pushes of which it is known how stale the push was there.
         staleness_sum: All of that together; over ``stale_slots``, the mean staleness.
         staleness_max: The highest.
+        staleness_buckets: How many of ``stale_slots`` belong to pushes of which mean staleness:
+            bucket 0 counts those of less than 1, bucket ``n`` those of 2^(n-1) to less than 2^n.
         staleness_unknown: Slots of pushes of which it is not known, such as after a restore.
     """
 
@@ -86,6 +88,7 @@ class ClientStats:
     stale_slots: int
     staleness_sum: int
     staleness_max: int
+    staleness_buckets: tuple[int, ...]
     staleness_unknown: int
 
 

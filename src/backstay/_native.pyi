@@ -6,7 +6,7 @@ an editable install only: the tests' simulator drives them.
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -528,7 +528,7 @@ class DataClient:
         """Wait until every push under way is acknowledged; raises the first failure."""
     def close(self, deadline_ms: int) -> None:
         """Wait for what is under way, then disconnect."""
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """What the client has done so far, by name."""
 
 @final

@@ -46,6 +46,7 @@ class Figures:
             loss=mean,
             stale_slots=stats.stale_slots,
             staleness_sum=stats.staleness_sum,
+            staleness_buckets=stats.staleness_buckets,
         )
 
     def job_steps(self) -> int:

@@ -374,6 +374,7 @@ class MasterLink:
         loss: float | None,
         stale_slots: int = 0,
         staleness_sum: int = 0,
+        staleness_buckets: Sequence[int] = (),
     ) -> None:
         """Note what the next sign of life tells: sums since the process began."""
         with self._lock:
@@ -381,6 +382,7 @@ class MasterLink:
             self._figures.steps = steps
             self._figures.stale_slots = stale_slots
             self._figures.staleness_sum = staleness_sum
+            self._figures.staleness_buckets[:] = staleness_buckets
             if loss is not None:
                 self._figures.loss = loss
 

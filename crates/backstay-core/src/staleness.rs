@@ -348,10 +348,16 @@ impl AddAssign for Staleness {
     }
 }
 
+/// The bucket of a histogram that a staleness belongs to: bucket `n` above 0 has what is at least
+/// 2^(n - 1) and less than twice that; the last one also has what is more.
+pub fn bucket_of(staleness: u32) -> usize {
+    ((32 - staleness.leading_zeros()) as usize).min(BUCKETS - 1)
+}
+
 /// How often pushes were how stale: one count for each slot of each push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StalenessCounts {
-    /// Bucket `n` above 0 has what was at least 2^(n - 1) and less than twice that.
+    /// By [`bucket_of`].
     pub buckets: [u64; BUCKETS],
     /// All known together.
     pub sum: u64,
@@ -366,8 +372,7 @@ impl StalenessCounts {
             self.unknown += 1;
             return;
         };
-        let bucket = (32 - one.leading_zeros()) as usize;
-        self.buckets[bucket.min(BUCKETS - 1)] += 1;
+        self.buckets[bucket_of(one)] += 1;
         self.sum += u64::from(one);
     }
 }

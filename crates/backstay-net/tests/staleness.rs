@@ -88,6 +88,9 @@ fn a_client_that_asks_hears_how_stale_its_pushes_are() {
         (told.stale_slots, told.staleness_sum),
         (3 * slots, 7 * slots)
     );
+    // Pushes of staleness 3, 4 and 0, as the client counts them and as the server does.
+    let bucket = |at: usize| one.counters.staleness_buckets[at].load(Ordering::Relaxed);
+    assert_eq!((bucket(0), bucket(2), bucket(3)), (slots, slots, slots));
     let usage = server.store().usage("t").unwrap().stale;
     assert_eq!(
         (usage.buckets[0], usage.buckets[2], usage.buckets[3]),

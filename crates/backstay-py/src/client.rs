@@ -12,7 +12,7 @@ use backstay_net::client::{Client, ClientOptions, Deadline, Event, Pull};
 use backstay_net::tls::{self, Identity};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::{closed_error, config_error, from_client, runtime_error};
 use crate::key_plan::KeyPlan;
@@ -379,6 +379,8 @@ impl DataClient {
         stats.set_item("stale_slots", read(&counters.stale_slots))?;
         stats.set_item("staleness_sum", read(&counters.staleness_sum))?;
         stats.set_item("staleness_max", read(&counters.staleness_max))?;
+        let buckets = PyTuple::new(py, counters.staleness_buckets.iter().map(read))?;
+        stats.set_item("staleness_buckets", buckets)?;
         stats.set_item("staleness_unknown", read(&counters.staleness_unknown))?;
         Ok(stats)
     }

@@ -35,6 +35,7 @@ class WorkerSigns(NamedTuple):
         resident_bytes: Memory of its process that is in use; 0: not known.
         stale_slots: Slots of its pushes of which it is known how stale they were.
         staleness_sum: All of that together.
+        staleness_buckets: Of how many slots the mean staleness of the push was below 1, 2, 4 ...
     """
 
     examples: int
@@ -45,6 +46,7 @@ class WorkerSigns(NamedTuple):
     resident_bytes: int = 0
     stale_slots: int = 0
     staleness_sum: int = 0
+    staleness_buckets: tuple[int, ...] = ()
 
 
 @dataclass
@@ -73,6 +75,7 @@ class KnownWorker:
         resident_bytes: Memory of its process that was in use then; 0: not known.
         stale_slots: Slots of its pushes of which it is known how stale they were.
         staleness_sum: All of that together.
+        staleness_buckets: Of how many slots the mean staleness of the push was below 1, 2, 4 ...
     """
 
     id: str
@@ -96,6 +99,7 @@ class KnownWorker:
     resident_bytes: int = 0
     stale_slots: int = 0
     staleness_sum: int = 0
+    staleness_buckets: tuple[int, ...] = ()
 
     def measure(self, signs: WorkerSigns, now_s: float) -> None:
         """Take in what a sign of life tells."""
@@ -108,6 +112,7 @@ class KnownWorker:
         self.examples, self.steps = signs.examples, signs.steps
         self.resident_bytes = signs.resident_bytes
         self.stale_slots, self.staleness_sum = signs.stale_slots, signs.staleness_sum
+        self.staleness_buckets = signs.staleness_buckets
         if signs.loss is not None:
             self.loss = signs.loss
 

@@ -36,6 +36,8 @@ def test_a_stale_push_takes_a_shorter_step_on_all_copies() -> None:
         stats = slow.stats()
         # The first push had 4 in each slot, the second none.
         assert stats.staleness_sum == 2 * stats.stale_slots > 0
+        buckets = {at: count for at, count in enumerate(stats.staleness_buckets) if count}
+        assert buckets == {0: stats.stale_slots // 2, 3: stats.stale_slots // 2}
         # Whoever serves now counts as its predecessor did, and has the same rows.
         fast.push("emb", KEYS, ones)
         fast.push("emb", KEYS, ones)

@@ -185,12 +185,14 @@ def test_how_stale_gradients_are_is_told_of_each_worker_and_the_job(tmp_path: Pa
                 worker=job_pb2.Worker(id=worker, instance=5),
                 stale_slots=slots,
                 staleness_sum=total,
+                staleness_buckets=[0, slots],
             )
             assert not job_status(job, own, 0).HasField("staleness") or slots == 30
             await service.RenewLeases(sign, NO_CONTEXT)
         status = job_status(job, own, 0)
         assert sorted(one.staleness for one in status.workers) == [2.0, 6.0]
         assert status.staleness == 5.0
+        assert sorted(tuple(one.staleness_buckets) for one in status.workers) == [(0, 10), (0, 30)]
 
     scenario(tmp_path, play)
 

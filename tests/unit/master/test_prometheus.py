@@ -35,7 +35,7 @@ SPEC = JobSpec(
 
 def status() -> job_pb2.JobStatus:
     told = job_pb2.JobStatus(state="running", examples=100, steps=7, loss=0.5, workers_desired=3)
-    told.workers.add(alive=True)
+    told.workers.add(id="a", alive=True, staleness_sum=20, staleness_buckets=[2, 3, 4])
     told.workers.add(alive=False)
     told.tasks.done = 4
     told.stream.lag_records, told.stream.lag_s, told.stream.dropped_records = 30, 2.5, 1
@@ -76,6 +76,9 @@ def test_the_figures_of_a_job() -> None:
         ("backstay_job_workers", {"kind": "alive"}, 1),
         ("backstay_job_workers", {"kind": "desired"}, 3),
         ("backstay_job_tasks", {"state": "done"}, 4),
+        ("backstay_job_push_staleness_bucket", {"worker": "a", "le": "1.0"}, 5),
+        ("backstay_job_push_staleness_bucket", {"worker": "a", "le": "+Inf"}, 9),
+        ("backstay_job_push_staleness_sum", {"worker": "a"}, 20),
         ("backstay_job_lag_records", {}, 30),
         ("backstay_job_lag_seconds", {}, 2.5),
         ("backstay_job_dropped_records", {}, 1),
@@ -99,7 +102,10 @@ def test_the_figures_of_a_job() -> None:
 
 def test_the_page_tells_every_metric_and_no_other() -> None:
     rows = set(re.findall(r"^\| `(backstay_job_\w+)` \|", PAGE.read_text(), re.MULTILINE))
-    assert rows == {name for name, _ in samples(SPEC, status())}
+    names = {name for name, _ in samples(SPEC, status())}
+    histogram = "backstay_job_push_staleness"
+    assert {f"{histogram}_{part}" for part in ("bucket", "sum", "count")} <= names
+    assert rows == {histogram if name.startswith(histogram) else name for name in names}
 
 
 def scrape(port: int) -> str:

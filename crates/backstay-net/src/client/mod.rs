@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use backstay_core::staleness::{Reference, Staleness};
+use backstay_core::staleness::{bucket_of, Reference, Staleness, BUCKETS};
 use backstay_core::stream::StreamId;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -84,6 +84,8 @@ pub struct ClientCounters {
     pub staleness_sum: AtomicU64,
     /// The highest.
     pub staleness_max: AtomicU64,
+    /// Slots of pushes of which it is known, by [`bucket_of`] of the mean of their push.
+    pub staleness_buckets: [AtomicU64; BUCKETS],
     /// Slots of pushes of which it is not known.
     pub staleness_unknown: AtomicU64,
 }
@@ -98,6 +100,10 @@ impl ClientCounters {
         self.staleness_sum.fetch_add(stale.sum, Ordering::Relaxed);
         let max = u64::from(stale.max);
         self.staleness_max.fetch_max(max, Ordering::Relaxed);
+        if let Some(mean) = stale.sum.checked_div(stale.known) {
+            let bucket = bucket_of(u32::try_from(mean).unwrap_or(u32::MAX));
+            self.staleness_buckets[bucket].fetch_add(stale.known, Ordering::Relaxed);
+        }
         let unknown = stale.unknown;
         self.staleness_unknown.fetch_add(unknown, Ordering::Relaxed);
     }

@@ -510,6 +510,7 @@ class RenewLeasesRequest(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     STALE_SLOTS_FIELD_NUMBER: _builtins.int
     STALENESS_SUM_FIELD_NUMBER: _builtins.int
+    STALENESS_BUCKETS_FIELD_NUMBER: _builtins.int
     examples: _builtins.int
     """Since the process began."""
     steps: _builtins.int
@@ -530,6 +531,10 @@ class RenewLeasesRequest(_message.Message):
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskLease]: ...
     @_builtins.property
     def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def staleness_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of these slots belong to pushes of a mean staleness below 1, 2, 4, 8 ...; the last: more."""
+
     def __init__(
         self,
         *,
@@ -543,10 +548,11 @@ class RenewLeasesRequest(_message.Message):
         resident_bytes: _builtins.int = ...,
         stale_slots: _builtins.int = ...,
         staleness_sum: _builtins.int = ...,
+        staleness_buckets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "leases", b"leases", "loss", b"loss", "resident_bytes", b"resident_bytes", "stale_slots", b"stale_slots", "staleness_sum", b"staleness_sum", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "leases", b"leases", "loss", b"loss", "resident_bytes", b"resident_bytes", "stale_slots", b"stale_slots", "staleness_buckets", b"staleness_buckets", "staleness_sum", b"staleness_sum", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1122,6 +1128,8 @@ class WorkerStatus(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    STALENESS_SUM_FIELD_NUMBER: _builtins.int
+    STALENESS_BUCKETS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     instance: _builtins.int
     host: _builtins.str
@@ -1138,11 +1146,16 @@ class WorkerStatus(_message.Message):
     resident_bytes: _builtins.int
     """Memory of its process that was in use when it was heard of; 0: not known."""
     staleness: _builtins.float
-    """How stale its gradients were, on the mean; not set: not known."""
+    """How stale its gradients were, on the mean; not set: not known. The sum that it is made of, and how
+    many slots belong to pushes of a mean staleness below 1, 2, 4, 8 ...; the last: more.
+    """
+    staleness_sum: _builtins.int
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tasks that it has leases of, as kind-round-number."""
 
+    @_builtins.property
+    def staleness_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1159,10 +1172,12 @@ class WorkerStatus(_message.Message):
         note: _builtins.str = ...,
         resident_bytes: _builtins.int = ...,
         staleness: _builtins.float | None = ...,
+        staleness_sum: _builtins.int = ...,
+        staleness_buckets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "loss", b"loss", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "note", b"note", "pid", b"pid", "resident_bytes", b"resident_bytes", "silent_ms", b"silent_ms", "staleness", b"staleness", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_staleness", b"_staleness", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "note", b"note", "pid", b"pid", "resident_bytes", b"resident_bytes", "silent_ms", b"silent_ms", "staleness", b"staleness", "staleness_buckets", b"staleness_buckets", "staleness_sum", b"staleness_sum", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
