@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from backstay._native import canonical_table
 from backstay.errors import ConfigError, TableConflict
 
 __all__ = [
@@ -44,6 +46,9 @@ _FIXED = frozenset(
         *("score.function", "admission.function"),
     }
 )
+# What the data plane says of a description that is none, and how people call its types.
+_UNREADABLE = re.compile(r"table description: (?P<why>.*?)( at line \d+ column \d+)?", re.DOTALL)
+_PLAIN = {"f64": "a number", "u32": "a whole number", "u64": "a whole number", "value": "a name"}
 # Before the name of a setting of the function that a pull goes through.
 _PULL = "pull."
 
@@ -57,7 +62,7 @@ def settings_of(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
-    """Return a description with some settings changed; whether they are allowed is checked later.
+    """Return a description with some settings changed; what is out of range is told later.
 
     Args:
         spec_json: Canonical.
@@ -65,40 +70,60 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
             as ``expiry.unseen_seconds``, and ``pull.`` with a setting's name.
 
     Raises:
-        ConfigError: It has no such setting.
+        ConfigError: It has no such setting, or the setting has no such value.
         TableConflict: What is named is no setting: the table's rows depend on it.
     """
     spec = json.loads(spec_json)
+    for name, value in settings.items():
+        _assign(spec, name, value)
+        _refuse_unreadable(spec, name, value)
+    return json.dumps(spec)
+
+
+def _refuse_unreadable(spec: Mapping[str, Any], name: str, value: Any) -> None:
+    """Name a value of a wrong kind, such as a word for a number; ranges are checked later."""
+    try:
+        canonical_table(json.dumps(spec))
+    except ConfigError as error:
+        if unreadable := _UNREADABLE.fullmatch(str(error)):
+            why = unreadable["why"].replace("`", "")
+            for word, plain in _PLAIN.items():
+                why = why.replace(f"expected {word}", f"expected {plain}")
+            raise ConfigError(
+                f"{name} of table {spec['name']!r} cannot be {json.dumps(value)[:100]}: {why}"
+            ) from error
+
+
+def _assign(spec: dict[str, Any], name: str, value: Any) -> None:
+    """Set one setting."""
     ((kind, own),) = spec["optimizer"].items()
     known = settings_of(spec)
-    for name, value in settings.items():
-        if name in (NON_FINITE, COMPENSATION):
-            spec[name] = value
-        elif name in known and name.startswith(_PULL):
-            spec["pull"]["settings"][name.removeprefix(_PULL)] = value
-        elif name in known:
-            (own["settings"] if name in own.get("settings", {}) else own)[name] = value
-        elif name in LIFETIME_SETTINGS:
-            _assign_lifetime(spec, name, value)
-        elif name in _of_lifetimes_functions(spec):
-            raise TableConflict(
-                f"{name} of table {spec['name']!r} cannot be changed: every copy of its rows goes "
-                "by the function as the table was made; make a table of another name"
-            )
-        elif name in _FIXED:
-            raise TableConflict(
-                f"{name} of table {spec['name']!r} cannot be changed: its rows are made for it; "
-                "make a table of another name"
-            )
-        else:
-            others = LIFETIME_SETTINGS if spec.get("lifetime") else ()
-            near = difflib.get_close_matches(name, [*known, NON_FINITE, COMPENSATION, *others], 1)
-            hint = f"; did you mean {near[0]}?" if near else "."
-            raise ConfigError(
-                f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
-                f"{', '.join([*known, *others])}"
-            )
-    return json.dumps(spec)
+    if name in (NON_FINITE, COMPENSATION):
+        spec[name] = value
+    elif name in known and name.startswith(_PULL):
+        spec["pull"]["settings"][name.removeprefix(_PULL)] = value
+    elif name in known:
+        (own["settings"] if name in own.get("settings", {}) else own)[name] = value
+    elif name in LIFETIME_SETTINGS:
+        _assign_lifetime(spec, name, value)
+    elif name in _of_lifetimes_functions(spec):
+        raise TableConflict(
+            f"{name} of table {spec['name']!r} cannot be changed: every copy of its rows goes "
+            "by the function as the table was made; make a table of another name"
+        )
+    elif name in _FIXED:
+        raise TableConflict(
+            f"{name} of table {spec['name']!r} cannot be changed: its rows are made for it; "
+            "make a table of another name"
+        )
+    else:
+        others = LIFETIME_SETTINGS if spec.get("lifetime") else ()
+        near = difflib.get_close_matches(name, [*known, NON_FINITE, COMPENSATION, *others], 1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ConfigError(
+            f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
+            f"{', '.join([*known, *others])}"
+        )
 
 
 def _of_lifetimes_functions(spec: Mapping[str, Any]) -> list[str]:

@@ -62,11 +62,21 @@ def test_what_is_done_about_stale_gradients_is_set_by_name() -> None:
     back = _native.canonical_table(with_assignments(changed, {"compensation": "ignore"}))
     assert back == spec()
     assert parse_assignments(("compensation=scale",)) == {"compensation": "scale"}
-    with pytest.raises(ConfigError, match="sclae"):
-        _native.canonical_table(with_assignments(spec(), {"compensation": "sclae"}))
+    wrong = "compensation of table 'emb' cannot be \"sclae\": .*, expected one of ignore, scale"
+    with pytest.raises(ConfigError, match=wrong):
+        with_assignments(spec(), {"compensation": "sclae"})
     ftrl = spec(optimizer=FTRL(0.1))
     with pytest.raises(ConfigError, match='"ignore" or delay_compensated with the optimizer ftrl'):
         _native.canonical_table(with_assignments(ftrl, {"compensation": "scale"}))
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "beta1"])
+def test_a_value_of_a_wrong_kind_is_told_with_its_setting(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_assignments(spec(), {"epsilon": 1e-6, name: "abc"})
+    assert str(caught.value) == (
+        f'{name} of table \'emb\' cannot be "abc": invalid type: string "abc", expected a number'
+    )
 
 
 def test_an_unknown_setting_is_told_with_those_that_there_are() -> None:
