@@ -207,6 +207,9 @@ class TableRegistry:
 
 def differences(present: object, wanted: object, path: str = "") -> list[str]:
     """Return one line for each place in which two JSON values differ."""
+    if path.endswith(".expression") and _ABSENT not in (present, wanted) and present != wanted:
+        # Its operations would tell nobody anything.
+        return [f"{path.removesuffix('.expression')}: another function"]
     if isinstance(present, dict) and isinstance(wanted, dict):
         lines = []
         for key in sorted(present.keys() | wanted.keys()):

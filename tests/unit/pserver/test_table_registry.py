@@ -137,6 +137,8 @@ def test_tables_come_sorted_by_name() -> None:
 
 def test_differences_are_found_at_any_depth() -> None:
     assert differences({"a": {"b": [1]}}, {"a": {"b": [1]}}) == []
+    there, asked = ({"own": {"expression": nodes, "name": "f"}} for nodes in ([1], [2]))
+    assert differences(there, asked) == ["own: another function"]
     assert differences({"a": 1}, {"b": 2}) == [
         "a: 1 there, nothing asked for",
         "b: nothing there, 2 asked for",
