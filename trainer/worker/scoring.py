@@ -24,6 +24,8 @@ from backstay.trainer.worker.evaluation import labels_of
 __all__ = ["AttemptScores", "Groups", "Predicted", "Scorer", "answers_logits", "groups_of"]
 
 VALUE_CHARACTERS_MAX = 64
+# A name is needed: figures of all records have none.
+EMPTY = "(empty)"
 
 
 class Groups(NamedTuple):
@@ -53,7 +55,7 @@ class Predicted(NamedTuple):
 
 
 def groups_of(column: NDArray[Any]) -> Groups:
-    """Return the values of a column as text, the first 64 characters of each."""
+    """Return the values of a column as text, none empty: the first 64 characters of each."""
     values = np.asarray(column)
     if values.ndim != 1 or values.dtype.kind not in "biufUSM":
         values = np.array([_text(value) for value in values], dtype=np.str_)
@@ -214,4 +216,6 @@ class AttemptScores:
 def _text(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
-    return str(value)[:VALUE_CHARACTERS_MAX]
+    # JSON may have half of a surrogate pair, which no record could hold.
+    text = str(value)[:VALUE_CHARACTERS_MAX].encode(errors="replace").decode()
+    return text or EMPTY

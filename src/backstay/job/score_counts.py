@@ -31,6 +31,8 @@ LOGIT_MAX = 16.0
 PROBABILITY_MIN = 1e-15
 # Values that have no counts of their own.
 OTHER = "other"
+# What has decayed to less than this is as if it were not there: products of it would be 0 at last.
+WEIGHT_MIN = 1e-9
 FIGURES = ("examples", "skipped", "auc", "logloss", "calibration")
 
 # Values in one ``Scores``, and bytes of the name of one.
@@ -140,7 +142,7 @@ class ScoreCounts:
         """
         negative, positive = self._weights
         negatives, positives = float(negative.sum()), float(positive.sum())
-        if not negatives or not positives:
+        if min(negatives, positives) < WEIGHT_MIN:
             return None
         below = np.cumsum(negative) - negative / 2
         return float(positive @ below) / (negatives * positives)
@@ -148,18 +150,20 @@ class ScoreCounts:
     def auc_error_max(self) -> float | None:
         """Return by how much ``auc`` may be off because scores in one bucket count as ties."""
         negative, positive = self._weights
-        pairs = float(negative.sum()) * float(positive.sum())
-        return float(positive @ negative) / (2 * pairs) if pairs else None
+        negatives, positives = float(negative.sum()), float(positive.sum())
+        if min(negatives, positives) < WEIGHT_MIN:
+            return None
+        return float(positive @ negative) / (2 * negatives * positives)
 
     def logloss(self) -> float | None:
         """Return the mean of ``-log p(label)``; None: there are no records."""
         examples = self.examples
-        return self.loss_sum / examples if examples else None
+        return self.loss_sum / examples if examples >= WEIGHT_MIN else None
 
     def calibration(self) -> float | None:
         """Return the mean prediction over the observed rate of label 1; None: there is none."""
         positives = self.positives
-        return self.predicted_sum / positives if positives else None
+        return self.predicted_sum / positives if positives >= WEIGHT_MIN else None
 
     def figures(self) -> dict[str, float | None]:
         """Return all of ``FIGURES``, by name."""

@@ -118,6 +118,25 @@ def test_figures_that_are_not_known_are_none() -> None:
     assert counts.auc_error_max() is None
 
 
+def test_what_has_decayed_to_nothing_is_not_known() -> None:
+    counts = ScoreCounts()
+    counts.add(np.array([0.25, 0.75]), np.array([0.0, 1.0]))
+    # A value of a column that does not come any more, for some hundred half-lives.
+    for _ in range(700):
+        counts.decay(0.5)
+        counts.figures()
+        counts.auc_error_max()
+    figures = counts.figures()
+    assert (figures["auc"], figures["logloss"], figures["calibration"]) == (None, None, None)
+    # One class that comes alone for as long: an observed rate of nearly 0 would be divided by.
+    for _ in range(700):
+        counts.add(np.array([0.25]), np.array([0.0]))
+        counts.decay(0.5)
+    figures = counts.figures()
+    assert (figures["auc"], figures["calibration"]) == (None, None)
+    assert figures["logloss"] == pytest.approx(-np.log(0.75))
+
+
 def test_counts_come_back_as_they_were_sent() -> None:
     logits, labels = clicks(5000, 3, bias=-2.0, spread=1.0)
     scores = Scores()

@@ -140,6 +140,15 @@ def test_values_are_text(column: Any, texts: list[str]) -> None:
     assert [groups.names[code] for code in groups.codes] == texts
 
 
+def test_values_without_a_text_of_their_own_can_be_recorded() -> None:
+    groups = groups_of(np.array(["", "\ud800", "de"], object))
+    assert groups.names[groups.codes[0]] == "(empty)", "figures of all records have no name"
+    scores = attempt(by="country")
+    scores.add(Predicted(np.full(3, 0.5), np.ones(3), groups))
+    again = Scores.from_bytes(scores.all().to_bytes())
+    assert sorted(again.by) == ["(empty)", "?", "de"]
+
+
 def test_long_values_are_cut_and_may_become_equal() -> None:
     groups = groups_of(np.array(["x" * 64 + "a", "x" * 64 + "b", "y"], object))
     assert list(groups.names) == ["x" * 64, "y"]
