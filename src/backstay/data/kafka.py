@@ -185,7 +185,11 @@ class KafkaReader:
                 yield record
 
     def _messages(self, consumer: Any, part: _Part, first: int, end: int) -> Iterator[Any]:
-        """Yield the messages of a range, until its end or that of the partition."""
+        """Yield the messages of a range, until its end.
+
+        Where the partition ends before that, more is waited for: a new leader may not know yet how
+        far its messages are committed, and what the range lacks would count nowhere.
+        """
         next_offset, deadline_s = first, time.monotonic() + self._timeout_s
         while next_offset < end:
             with self._errors(part.place, consumer):
@@ -197,10 +201,11 @@ class KafkaReader:
             for message in got:
                 error = message.error()
                 if error is not None:
-                    if error.code() == self._kafka.KafkaError._PARTITION_EOF:
-                        # No message follows. The offsets that are left have none.
+                    at_end = error.code() == self._kafka.KafkaError._PARTITION_EOF
+                    if at_end and message.offset() >= end:
+                        # The offsets that are left have no message.
                         return
-                    if error.retriable():
+                    if at_end or error.retriable():
                         continue
                     raise self._trouble.error(part.place, error.str())
                 if message.offset() >= end:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,23 @@ def test_a_range_stays_as_it_was_when_more_comes(broker: KafkaBroker, topic: str
     broker.produce(topic, objects(3))
     records = [list(found.read(name, 0, size, BadRecords())) for name, size in sizes.items()]
     assert records == [[{"n": 1}, {"n": 2}], [], []]
+
+
+def test_a_range_is_not_over_where_the_partition_ends_too_early(
+    broker: KafkaBroker, topic: str
+) -> None:
+    # As when a new leader does not know yet that messages of the old one are committed.
+    broker.produce(topic, objects(0, 1))
+    found = reader(broker, topic, timeout_s=30)
+    records = found.read(f"{topic}/0@0", 0, 4, BadRecords())
+    assert [next(records)["n"], next(records)["n"]] == [0, 1]
+    late = threading.Timer(1.0, broker.produce, (topic, objects(2, 3)))
+    late.start()
+    assert [one["n"] for one in records] == [2, 3]
+    late.join()
+    short = reader(broker, topic, timeout_s=1).read(f"{topic}/0@0", 3, 2, BadRecords())
+    with pytest.raises(DataUnavailable, match="no message for 1 s"):
+        list(short)
 
 
 def test_what_a_transaction_took_back_is_no_record(broker: KafkaBroker, topic: str) -> None:
