@@ -29,6 +29,8 @@ __all__ = ["FolderReader", "FolderStream", "NamedFiles"]
 COUNT_WAIT_S = 0.5
 # Folders that are over, the newest ones, which are looked into for late files.
 LATE_FOLDERS_MAX = 8
+# Folders that a job which begins with the next one knows to be over: as many stay known later on.
+START_FOLDERS_MAX = 512
 # A reader keeps an index of each file that it has read, so there is a new one after so many.
 FILES_READ_MAX = 1000
 # Stands among the folders that are over, before all others, so that there is always one.
@@ -81,22 +83,25 @@ class FolderStream:
 
     def start(self) -> dict[str, int]:
         """See ``Source``: nothing is over, or with ``start: latest`` all that is closed now."""
-        found = {FIRST_FOLDER: 0}
-        if self._folders.options.start == "latest":
-            names = self._folders.names()
-            newest = set(names[-LATE_FOLDERS_MAX:])
-            for name in names:
-                files = self._folders.files_in(name) if name in newest else ()
-                found[f"{name}/"] = len(files)
+        names = self._folders.names() if self._folders.options.start == "latest" else []
+        kept, newest = names[-START_FOLDERS_MAX:], set(names[-LATE_FOLDERS_MAX:])
+        # What sorts before all that are kept is old.
+        found = {FIRST_FOLDER: 0} if len(kept) == len(names) else {}
+        for name in kept:
+            files = self._folders.files_in(name) if name in newest else ()
+            found[f"{name}/"] = len(files)
         return found
 
     def look(self, positions: Mapping[str, int]) -> SourceLook:
-        """See ``Source``; looks at the storage once in ``look_s``."""
+        """See ``Source``; looks at the storage once in ``look_s``, and on when all are over."""
         over = {part[:-1]: count for part, count in positions.items() if part.endswith("/")}
+        # It found as many as it looks at, and these are over: the next ones wait for nothing.
+        had_some = bool(self._files)
         for name in [name for name in self._files if name in over]:
             self._had[name] = frozenset(self._files.pop(name))
+        goes_on = self._has_more and had_some and not self._files
         now_s = time.monotonic()
-        if not self._listed_s or now_s - self._listed_s >= self._folders.options.look_s:
+        if not self._listed_s or goes_on or now_s - self._listed_s >= self._folders.options.look_s:
             self._list(over)
             self._listed_s = now_s
         self._forget(over)

@@ -273,7 +273,8 @@ def test_many_folders_are_looked_at_some_at_a_time(tmp_path: Path) -> None:
     data = Storage(str(tmp_path), {})
     for number in range(40):
         data.folder(f"{number:04}", a=1)
-    job = Job(data.data("*"))
+    # Where there are more, the next look does not wait.
+    job = Job(data.data("*", look_s=3600.0))
     found: list[str] = []
     while len(found) < 40:
         look = job.source.look(job.positions)
@@ -316,6 +317,18 @@ def test_a_folder_that_sorts_before_all_that_are_known_is_an_old_one(tmp_path: P
     data.folder("49999", a=1)
     data.folder("60000", a=1)
     assert job.take() == ["60000/a-0"]
+
+
+def test_a_job_that_begins_behind_many_folders_knows_the_newest(tmp_path: Path) -> None:
+    data = Storage(str(tmp_path), {})
+    for number in range(FOLDERS_KEPT + 10):
+        data.folder(f"5{number:04}", a=1)
+    job = Job(data.data("*", start="latest"))
+    assert len(job.positions) == FOLDERS_KEPT, "they are in one record of the job"
+    data.folder("49999", a=1)
+    data.folder("60000", a=1)
+    assert job.take() == ["60000/a-0"]
+    assert len(job.positions) == FOLDERS_KEPT
 
 
 def test_the_reader_does_not_keep_all_files_that_it_has_read(tmp_path: Path) -> None:
