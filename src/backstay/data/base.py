@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from backstay.data.batch import Batch, Column, Record
-from backstay.errors import DataChanged, InvalidRequest, TooManyBadRecords
+from backstay.errors import DataChanged, DataDamaged, InvalidRequest, TooManyBadRecords
 
 __all__ = [
     "BadRecord",
     "BadRecords",
     "Metadata",
+    "NoHeader",
     "Reader",
     "Shard",
     "check_range",
@@ -42,6 +43,10 @@ class Metadata:
     """What a feed is told of the data: the columns in order; none where records are bytes."""
 
     column_names: tuple[str, ...]
+
+
+class NoHeader(DataDamaged):
+    """A file has nothing in it, and no other one tells what its columns would be."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backstay.data.base import BadRecords, Metadata, Shard
+from backstay.data.base import BadRecords, Metadata, NoHeader, Shard
 from backstay.data.batch import Batch, Column, Record
 from backstay.data.files import DataFile, FileSet
 from backstay.data.options import check_options, text_tuple
@@ -365,7 +365,7 @@ class DelimitedReader:
             offset = _data_offset(other.name, stream, self._options.skip_lines)
             if first_record(other.name, stream, offset, self._options.quoting)[0] is not None:
                 return self._table(other).names
-        raise DataDamaged(f"{file.name}: is empty, not even a header; so is every other file")
+        raise NoHeader(f"{file.name}: is empty, not even a header; so is every other file")
 
 
 def _report(table: _Table, piece: Piece, wrong: Mapping[int, str], bad: BadRecords) -> None:

@@ -331,9 +331,17 @@ def _local_entries(folder: str) -> list[Entry]:
     with reading(folder):
         try:
             with os.scandir(folder) as found:
-                return [Entry(one.name, one.is_dir(), one.stat().st_mtime) for one in found]
+                return [entry for one in found if (entry := _local_entry(one)) is not None]
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+def _local_entry(one: os.DirEntry[str]) -> Entry | None:
+    """Return what is there; None: it went meanwhile, or is a link that leads nowhere."""
+    try:
+        return Entry(one.name, one.is_dir(), one.stat().st_mtime)
+    except FileNotFoundError:
+        return None
 
 
 def _changed_s(details: Mapping[str, Any]) -> float | None:

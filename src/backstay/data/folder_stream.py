@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from backstay.data.base import BadRecords, Metadata, Reader, Shard
+from backstay.data.base import BadRecords, Metadata, NoHeader, Reader, Shard
 from backstay.data.batch import Column, Record
 from backstay.data.closed_folders import ClosedFolders, around
 from backstay.data.files import DataFile, FileSet
@@ -223,11 +223,18 @@ class _Counter:
             for file in files:
                 if self._stop.is_set():
                     return
-                reader = self._make_reader(NamedFiles(self._folders, [file]))
-                self._counts[file] = sum(shard.records for shard in reader.shards())
+                self._counts[file] = self._count_of(file)
             self._error = None
         except BackstayError as error:
             self._error = error
+
+    def _count_of(self, file: str) -> int:
+        reader = self._make_reader(NamedFiles(self._folders, [file]))
+        try:
+            return sum(shard.records for shard in reader.shards())
+        except NoHeader:
+            # Whoever writes folders in parts may have nothing for one of them.
+            return 0
 
     def stop(self) -> None:
         """End with the file that is read."""

@@ -269,6 +269,25 @@ def test_a_file_that_cannot_be_counted_holds_up_its_folder_and_is_told(tmp_path:
     source.close()
 
 
+def test_a_part_without_anything_in_it_holds_up_nothing(storage: Storage) -> None:
+    storage.write("26/08/b.csv")
+    storage.folder("26/08", a=1)
+    storage.write("26/09/a.csv")
+    storage.folder("26/09")
+    storage.folder("26/10", a=1)
+    job = Job(storage.data())
+    assert job.take() == ["26/08/a-0", "26/10/a-0"]
+    assert job.look().trouble == ""
+
+
+def test_a_link_that_leads_nowhere_hides_nothing(tmp_path: Path) -> None:
+    data = Storage(str(tmp_path), {})
+    data.folder("26/08", a=1)
+    for place in ("gone", "26/gone", "26/08/gone"):
+        (tmp_path / place).symlink_to(tmp_path / "nothing")
+    assert Job(data.data()).take() == ["26/08/a-0"]
+
+
 def test_many_folders_are_looked_at_some_at_a_time(tmp_path: Path) -> None:
     data = Storage(str(tmp_path), {})
     for number in range(40):
