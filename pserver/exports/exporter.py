@@ -212,9 +212,17 @@ class Exporter:
             raise
         self._newest = element
         self._base = base = self._base.with_increment(element)
-        if self._compaction is None and base_is_due(element):
+        if self._compaction is None and (base_is_due(element) or await self._has_lost(base.id)):
             self._compaction = asyncio.ensure_future(self._compact(specs, routing))
         return element
+
+    async def _has_lost(self, base: str) -> bool:
+        """Whether somebody has removed the base: who begins to follow needs another one."""
+        assert self._folder is not None
+        if await in_disk_thread(self._folder.is_finished, base):
+            return False
+        log.warning("export %s: base %s is there no more: another one", self._record.name, base)
+        return True
 
     async def _compact(self, specs: Mapping[str, TableSpec], routing: RoutingTable) -> None:
         """Write a base beside the increments."""

@@ -239,7 +239,10 @@ class Follower:
         """Take what is new; return what is wrong, or an empty text."""
         names = self._folder.names()
         self._tried = {name: at for name, at in self._tried.items() if name in names}
+        self._passed &= set(names)
         wrong = self._take_chain(names) or self._take_increments(names)
+        if not wrong and self._is_cut_off(names):
+            wrong = "what it followed is there no more, nor a base that begins anew"
         if wrong and self._take_base(names):
             # It has what was missing.
             wrong = self._take_increments(names)
@@ -249,7 +252,8 @@ class Follower:
         """Begin anew with the newest base that begins a chain, if there is one."""
         state = self._state
         wrong = "" if state else "there is no base yet"
-        known = 0 if state is None else number_of(state.chain)
+        # Where a folder was emptied, numbers begin anew.
+        known = 0 if state is None or self._is_cut_off(names) else number_of(state.chain)
         for name in reversed([name for name in names if kind_of(name) == "base"]):
             if number_of(name) <= known:
                 break
@@ -268,6 +272,11 @@ class Follower:
                 return ""
             wrong = said
         return wrong
+
+    def _is_cut_off(self, names: list[str]) -> bool:
+        """Whether the element that it has taken last is gone: the newest one always stays."""
+        state = self._state
+        return state is not None and state.newest.id not in names
 
     def _take_increments(self, names: list[str]) -> str:
         wrong = ""

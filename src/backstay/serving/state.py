@@ -65,7 +65,8 @@ def begins_anew(state: Followed | None, base: Element) -> bool:
     if state is None:
         return True
     known = state.newest
-    if base.chain == known.chain or base.number < number_of(known.chain):
+    is_older = base.number < number_of(known.chain) and base.begun <= known.begun
+    if base.chain == known.chain or is_older:
         return False
     # A controller that was replaced may still end what it began before rows were restored.
     return base.cluster_uid != known.cluster_uid or base.generation >= known.generation

@@ -138,6 +138,35 @@ def test_a_follower_that_stopped_catches_up_and_a_late_one_begins_with_the_base(
         assert follower.status.age_s > 0
 
 
+def test_a_folder_that_is_emptied_gets_a_base_again(tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    with (
+        LocalCluster(1, settings=settings(tmp_path)) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        fill(client)
+        with exporting(cluster, folder) as follower:
+            settled(follower)
+            for element in folder.iterdir():
+                shutil.rmtree(element)
+            # Increments go on, and who begins now has a base to begin with.
+            with Follower(folder, poll_s=0.05) as late:
+                client.push("wide", KEYS[:5], np.ones((5, 4)))
+                for one in (follower, late):
+                    settled(one)
+                    assert same_rows(client, one, tmp_path) == SLOTS
+            # Emptied between two exports: numbers begin anew.
+            stop_export(cluster)
+            shutil.rmtree(folder)
+            wait_until(lambda: "there no more" in follower.status.trouble)
+            start_export(cluster, folder)
+            client.push("wide", KEYS[:5], np.ones((5, 4)))
+            settled(follower)
+            assert number_of(follower.status.chain) == 1
+            assert same_rows(client, follower, tmp_path) == SLOTS
+            wait_until(lambda: not follower.status.trouble)
+
+
 def two_bases_and_theirs(folder: Path) -> bool:
     """Whether what is left is two bases, and the increments that come after the older one."""
     names = finished(folder)

@@ -64,6 +64,7 @@ def test_a_chain_begins_with_a_newer_base_of_no_older_rows() -> None:
     assert not begins_anew(state, base(20, generation=1)), "of a controller that was replaced"
     assert not begins_anew(state, base(5, generation=3))
     assert begins_anew(state, base(20, uid="cd")), "another cluster's"
+    assert begins_anew(state, base(5, generation=2, begun=300.0)), "numbers may begin anew"
 
 
 slots = st.lists(st.integers(0, 20), min_size=2, max_size=2)
