@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,7 @@ class SlotGatherer:
         tell: Callable[[int, int, int], None] = lambda _done, _total, _bytes: None,
         *,
         give_up_s: float | None = None,
+        first: Collection[int] = (),
     ) -> Gathered:
         """Have every slot written by its master.
 
@@ -111,6 +112,7 @@ class SlotGatherer:
             tell: Called with slots written, slots in all, and bytes, as it goes.
             give_up_s: No master is asked anew after so long: slots may be missing then. None: all
                 are waited for.
+            first: Slots that each master is asked for before its others.
 
         Raises:
             CheckpointUnavailable: The folder, or slots that are waited for, cannot be reached.
@@ -124,11 +126,15 @@ class SlotGatherer:
         stalled_s, left = None, total
         reasons: dict[str, str] = {}
 
+        def is_late() -> bool:
+            return give_up_s is not None and loop.time() - begun_s > give_up_s
+
         async def ask(node: NodeRecord, slots: list[int]) -> None:
             while slots := [slot for slot in slots if slot in gathered.todo]:
-                call = self._calls.write_slots(node.control_address, request(slots))
+                asked = [slot for slot in slots if slot in first] or slots
+                call = self._calls.write_slots(node.control_address, request(asked))
                 try:
-                    response = await self._unless_replaced(node, slots, call)
+                    response = await self._unless_replaced(node, asked, call)
                 except CheckpointError:
                     # The folder: no other node would fare better.
                     raise
@@ -143,6 +149,9 @@ class SlotGatherer:
                 if not wrote:
                     reasons[node.node_id] = f"{node.node_id} is not surely their master"
                     return
+                if is_late():
+                    # One that has much to write must not hold up what the others have written.
+                    return
 
         while gathered.todo:
             snapshot = self._view.snapshot()
@@ -154,7 +163,7 @@ class SlotGatherer:
                 )
             masters = _masters(snapshot.routing, gathered.todo)
             await _all(ask(node, slots) for node, slots in masters)
-            if give_up_s is not None and loop.time() - begun_s > give_up_s:
+            if is_late():
                 return gathered
             if len(gathered.todo) < left:
                 stalled_s, left = None, len(gathered.todo)

@@ -189,7 +189,8 @@ class Exporter:
 
         try:
             give_up_s = max(self._record.every_s, GIVE_UP_S)
-            gathered = await self._gatherer.gather(request, give_up_s=give_up_s)
+            first = set(newest.left_out)
+            gathered = await self._gatherer.gather(request, give_up_s=give_up_s, first=first)
             if not gathered.written:
                 raise CheckpointUnavailable("no master answers")
             if any(one.epoch != epoch[slot] for slot, one in gathered.written.items()):
