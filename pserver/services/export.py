@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,14 @@ from backstay.checkpoint.element import Element
 from backstay.checkpoint.export_folder import ExportFolder
 from backstay.consensus import ClusterView
 from backstay.consensus.records.exports import ExportRecord, tables_of_exports
-from backstay.errors import BackstayError, ServerUnavailable
+from backstay.errors import BackstayError, CheckpointUnavailable, ServerUnavailable
 from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.exports.records import ExportRecords
 
 __all__ = ["ExportParts", "ExportService"]
+
+# What an answer waits for a folder that stands still.
+LOOK_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     def __init__(self) -> None:
         """Prepare; ``parts`` is None as long as the node has not joined its cluster."""
         self.parts: ExportParts | None = None
+        # One look at each folder at a time: it has a thread until the folder answers.
+        self._looks: dict[str, asyncio.Future[Element | None]] = {}
 
     async def StartExport(  # noqa: N802 (the name is the service's)
         self,
@@ -75,13 +81,23 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         for name, record in sorted(records.items()):
             told = _described(record, tables[name])
             try:
-                newest = await in_disk_thread(_newest_at, record.url)
+                newest = await self._newest_at(record.url)
             except BackstayError as error:
                 told.trouble = told.trouble or str(error)
             else:
                 _add_element(told, newest if newest and newest.run == record.run else None)
             answer.exports.append(told)
         return answer
+
+    async def _newest_at(self, url: str) -> Element | None:
+        look = self._looks.get(url)
+        if look is None:
+            look = self._looks[url] = asyncio.ensure_future(in_disk_thread(_newest_at, url))
+            look.add_done_callback(lambda _: self._looks.pop(url))
+        try:
+            return await asyncio.wait_for(asyncio.shield(look), LOOK_S)
+        except asyncio.TimeoutError as error:
+            raise CheckpointUnavailable(f"{url} has not answered for {LOOK_S:g} s") from error
 
     def _joined(self) -> ExportParts:
         if self.parts is None:
