@@ -67,7 +67,17 @@ def why_a_new_chain(
     if list(newest.choice.tables) != list(specs):
         return "there are other tables"
     changed = [one.name for one in newest.tables if one.kind != specs[one.name].kind]
-    return f"table {changed[0]} is another one" if changed else ""
+    if changed:
+        return f"table {changed[0]} is another one"
+    if record.score_at_least is None:
+        return ""
+    # Rows that did not change may come or go by it.
+    scored = [one.name for one in newest.tables if _score_of(one) != _score_of(specs[one.name])]
+    return f"the rows of table {scored[0]} have another score" if scored else ""
+
+
+def _score_of(spec: TableSpec) -> object:
+    return None if spec.lifetime is None else spec.lifetime.score
 
 
 class _RowsBeganAnew(Exception):

@@ -1,0 +1,51 @@
+"""When the next element of a running export begins a chain."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from backstay.checkpoint.element import Element, ExportChoice
+from backstay.consensus.records.exports import ExportRecord
+from backstay.pserver.exports.exporter import why_a_new_chain
+from backstay.tables import Expiry, Lifetime, Score, TableSpec
+from tests.unit.serving.elements import base
+
+RECORD = ExportRecord("serve", "r", "/served", 1.0, ("*",), False, 0.5, "2026-11-26")
+
+
+def scored(**score: float) -> TableSpec:
+    lifetime = Lifetime(score=Score(**score), expiry=Expiry(score_below=0.1))
+    return TableSpec.sparse("t", dim=2, lifetime=lifetime)
+
+
+def newest(spec: TableSpec) -> Element:
+    choice = ExportChoice(("t",), score_at_least=RECORD.score_at_least)
+    return replace(base(), choice=choice, specs=(json.loads(spec.to_json()),))
+
+
+def why(element: Element | None, spec: TableSpec, record: ExportRecord = RECORD) -> str:
+    return why_a_new_chain(element, record, {spec.name: spec}, "ab", 0)
+
+
+@pytest.mark.parametrize("least", [0.5, None])
+def test_an_increment_builds_on_rows_of_the_same_choice(least: float | None) -> None:
+    spec, record = scored(click_coefficient=1.0), replace(RECORD, score_at_least=least)
+    assert why(newest(spec), spec, record) == ""
+    other = scored(click_coefficient=2.0)
+    wanted = "" if least is None else "the rows of table t have another score"
+    assert why(newest(spec), other, record) == wanted
+    expires = replace(spec, lifetime=replace(spec.lifetime, expiry=Expiry(score_below=0.2)))
+    assert why(newest(spec), expires, record) == "", "no other rows are chosen"
+
+
+def test_what_cannot_be_built_on_is_named() -> None:
+    spec = scored()
+    assert why(None, spec) == "the export was started"
+    assert why(newest(spec), spec, replace(RECORD, run="s")) == "the export was started"
+    assert why(replace(newest(spec), generation=1), spec).startswith("rows were restored or lost")
+    assert why(newest(spec), replace(spec, name="u")) == "there are other tables"
+    wider = TableSpec.sparse("t", dim=3, lifetime=spec.lifetime)
+    assert why(newest(spec), wider) == "table t is another one"
