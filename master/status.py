@@ -127,7 +127,10 @@ def _add_stream(status: job_pb2.JobStatus, job: Job) -> None:
         status.stream.lag_records = lag.records
         status.stream.ahead_records = lag.ahead
         dropped += lag.dropped
-    if job.stream.lag_s is not None:
+    if lag is not None and not lag.records and not job.stream.waiting:
+        # The age is asked for less often than the records are counted.
+        status.stream.lag_s = 0.0
+    elif job.stream.lag_s is not None:
         status.stream.lag_s = job.stream.lag_s
     status.stream.waiting_folders = job.stream.waiting
     status.stream.dropped_records = dropped

@@ -121,6 +121,7 @@ class ClosedFolders(FileSet):
                 "done_list"
             )
         path = without_secret(paths[0].rstrip("/"))
+        self._path = path
         if options.done_list:
             self._list = path
             self._levels: list[str] = []
@@ -184,6 +185,25 @@ class ClosedFolders(FileSet):
             As ``closed`` does.
         """
         return list(self._names())
+
+    def none_closed(self) -> str:
+        """Return why there is no closed folder, for people.
+
+        Raises:
+            As ``closed`` does.
+        """
+        start = self.options.start
+        floor = "" if start in ("earliest", "latest") else self._start_name()
+        from_start = f" from {floor} on" if floor else ""
+        if self.options.done_list:
+            return f"{self._path} names no folder{from_start} yet"
+        first = next(self._matching(floor, ()), None)
+        if first is None:
+            return f"no folder matches {self._path}{from_start} yet"
+        return (
+            f"no folder of {self._path}{from_start} has a file {self.options.marker} yet; the first "
+            f"one is {first}"
+        )
 
     def _names(self) -> Iterator[str]:
         if self.options.done_list:

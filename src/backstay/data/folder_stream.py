@@ -75,6 +75,8 @@ class FolderStream:
         # As they were found last: closed folders that are not over, in their order, with files.
         self._files: dict[str, tuple[str, ...]] = {}
         self._has_more = False
+        # Why no folder was ever closed; empty: one was.
+        self._none_closed = ""
         # Of folders that are over: the files that they had, and late ones, which were told.
         self._had: dict[str, frozenset[str]] = {}
         self._late: dict[str, str] = {}
@@ -118,12 +120,14 @@ class FolderStream:
         gone = [part for part in positions if not part.endswith("/") and part not in there]
         if gone:
             trouble = f"{listed(sorted(gone))}: taken in part, and not in a closed folder any more"
-        troubles = filter(None, [trouble, *self._late.values()])
+        troubles = filter(None, [trouble, self._none_closed, *self._late.values()])
         return SourceLook(ends, folders, waiting, "; ".join(troubles))
 
     def _list(self, over: Mapping[str, int]) -> None:
         """Look at the storage: which folders are closed, and what is in them."""
         closed, self._has_more = self._folders.closed(over, self._files)
+        has_any = closed or self._has_more or any(over)
+        self._none_closed = "" if has_any else self._folders.none_closed()
         before = self._files
         self._files = {one.name: self._folders.files_in(one.name) for one in closed}
         now_s = time.time()

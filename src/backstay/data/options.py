@@ -14,6 +14,14 @@ from backstay.errors import ConfigError
 __all__ = ["check_options", "optional_import", "text_tuple"]
 
 
+_NAMES: Mapping[type, str] = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    Mapping: "a mapping of names to values",
+}
+
+
 def check_options(kind: str, options: Mapping[str, Any], allowed: Mapping[str, type]) -> None:
     """Refuse an option that this reader does not have, or that is of another type.
 
@@ -22,12 +30,15 @@ def check_options(kind: str, options: Mapping[str, Any], allowed: Mapping[str, t
     """
     for name, value in options.items():
         if name not in allowed:
-            raise ConfigError(f"options: {kind} has no option {name!r}; it has {sorted(allowed)}")
+            raise ConfigError(
+                f"options: {kind} has no option {name!r}; it has {', '.join(sorted(allowed))}"
+            )
         expected = allowed[name]
         if expected is tuple:
             text_tuple(name, value)
         elif not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-            raise ConfigError(f"options.{name}: is {value!r}; a {expected.__name__} is expected")
+            wanted = _NAMES.get(expected, expected.__name__)
+            raise ConfigError(f"options.{name}: is {value!r}; {wanted} is expected")
 
 
 def text_tuple(name: str, value: Any) -> tuple[str, ...]:

@@ -7,14 +7,15 @@ would. Starts nothing and leaves no file; for a process of its own (``backstay.j
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backstay.data import open_reader
+from backstay.data.opening import open_stream
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_check.check import check_data, check_folders, load_definition
 from backstay.job_check.trial import Trial
-from backstay.job_spec import JobSpec
+from backstay.job_spec import DataSpec, JobSpec
 from backstay.schedule.task_table import cut_data
 
 __all__ = ["DataPlan", "DryRun", "dry_run"]
@@ -115,13 +116,30 @@ def _tried(use: str, spec: JobSpec, definition: ModelDefinition, trial: Trial) -
     reader = open_reader(spec.data[use], module=definition.module, grows=spec.grows(use))
     shards = list(reader.shards())
     first = next((shard for shard in shards if shard.records), None)
-    if first is None and spec.grows(use):
-        return DataPlan(use, len(shards), 0, 0, (), "nothing: there are no records yet")
-    table = cut_data(use, shards, spec)
+    records = tasks = 0
+    if first is not None or not spec.grows(use):
+        table = cut_data(use, shards, spec)
+        records, tasks = table.records, len(table)
+    else:
+        # A job that begins with what comes next is tried on what came before.
+        data = spec.data[use]
+        earlier = replace(data, options={**data.options, "start": "earliest"})
+        reader = open_reader(earlier, module=definition.module, grows=True)
+        first = next((shard for shard in reader.shards() if shard.records), None)
+    if first is None:
+        return DataPlan(use, len(shards), 0, 0, (), f"nothing: {_no_records(spec.data[use])}")
     columns = reader.metadata.column_names[:COLUMNS_SHOWN_MAX]
-    assert first is not None
     tried = trial.on(use, reader, first)
-    return DataPlan(use, len(shards), table.records, len(table), columns, tried)
+    return DataPlan(use, len(shards), records, tasks, columns, tried)
+
+
+def _no_records(data: DataSpec) -> str:
+    """Return why data without an end have no records yet."""
+    source = open_stream(data)
+    try:
+        return source.look(source.start()).trouble or "there are no records yet"
+    finally:
+        source.close()
 
 
 def _rounds(spec: JobSpec) -> dict[str, int]:

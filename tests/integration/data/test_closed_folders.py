@@ -182,6 +182,25 @@ def test_a_file_that_comes_before_its_folder_is_taken_is_taken_and_told(
     assert "26/08/b.csv came after it was closed, and is taken" in caplog.text
 
 
+def test_it_is_told_why_no_folder_is_closed(storage: Storage) -> None:
+    job = Job(storage.data())
+    pattern = f"{storage.root}/*/*"
+    assert job.look().trouble == f"no folder matches {pattern} yet"
+    storage.write("26/08/a.csv", b"n\n1\n")
+    assert job.look().trouble == (
+        f"no folder of {pattern} has a file _SUCCESS yet; the first one is {storage.root}/26/08"
+    )
+    later = Job(storage.data(start="27"))
+    assert later.look().trouble == f"no folder matches {pattern} from {storage.root}/27 on yet"
+    storage.write("done.txt", b"# folder\n")
+    listed = Job(storage.data("done.txt", done_list=True))
+    assert listed.look().trouble == f"{storage.root}/done.txt names no folder yet"
+    storage.folder("26/08", a=1)
+    assert job.take() == ["26/08/a-0"]
+    assert job.look().trouble == ""
+    assert Job(storage.data(start="latest")).look().trouble == ""
+
+
 def test_files_that_were_taken_in_part_and_are_gone_are_told(storage: Storage) -> None:
     storage.folder("26/08", a=3, b=1)
     job = Job(storage.data())
@@ -379,7 +398,7 @@ def test_the_reader_does_not_keep_all_files_that_it_has_read(tmp_path: Path) -> 
         (("/a/*",), {"marker": "x", "done_list": True}, "give one of them"),
         (("/a/*",), {"look_s": 0}, "options.look_s: is 0"),
         (("/a/*",), {"start": ""}, "options.start: is empty"),
-        (("/a/*",), {"done_list": "yes"}, "options.done_list: is 'yes'"),
+        (("/a/*",), {"done_list": "yes"}, "options.done_list: is 'yes'; true or false is expected"),
         (("/a/*",), {"markers": "x"}, "no option 'markers'"),
     ],
 )

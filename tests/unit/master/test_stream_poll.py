@@ -189,6 +189,7 @@ def test_the_lag_is_told_in_seconds_too_and_offsets_are_shown_to_others() -> Non
             assert topic.committed == [{"t/0": 0}, {"t/0": 4}]
             await do_one(job)
             await until(lambda: job.stream.lag == (0, 0, 0))
+            assert status_of(job).stream.lag_s == 0.0, "before the source is asked again"
             await report.last()
             assert status_of(job).stream.lag_s == 0.0
             assert topic.committed[-1] == {"t/0": 8}
