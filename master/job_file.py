@@ -234,9 +234,12 @@ def _make_absolute(document: dict[str, Any], folder: Path) -> None:
     for name in ("model", "output", "log_dir"):
         if name in document:
             document[name] = _absolute(name, document[name], folder)
-    checkpoint = document.get("checkpoint")
-    if isinstance(checkpoint, dict) and "url" in checkpoint:
-        checkpoint["url"] = _absolute("checkpoint.url", checkpoint["url"], folder)
+    for name in ("checkpoint", "exports"):
+        section = document.get(name)
+        if isinstance(section, dict) and "url" in section:
+            section["url"] = _absolute(f"{name}.url", section["url"], folder)
+    if isinstance(document.get("exports"), str):
+        document["exports"] = _absolute("exports", document["exports"], folder)
     for name in _DATA_FIELDS:
         data = document.get(name)
         if not isinstance(data, dict):

@@ -22,6 +22,8 @@ TEXT_MAX = 1_000
 PATTERNS_MAX = 1_000
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+# What is relative would be another folder on each node.
+_PLACE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class ExportRecord(JsonRecord, what="export"):
             )
         if not 1 <= len(self.url) <= TEXT_MAX:
             raise InvalidRequest(f"url is not of 1 to {TEXT_MAX} characters")
+        if not _PLACE.match(self.url):
+            raise InvalidRequest(f"url {self.url!r} is neither an absolute path nor a URL")
         if not 1 <= len(self.tables) <= PATTERNS_MAX or not all(self.tables):
             raise InvalidRequest(f"tables is no list of 1 to {PATTERNS_MAX} names or patterns")
         if self.score_at_least is not None and not math.isfinite(self.score_at_least):

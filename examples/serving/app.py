@@ -20,9 +20,9 @@ from backstay.trainer.torch.inference import load_for_inference
 
 
 class Examples(BaseModel):
-    """Features of some examples: for each argument of the model's ``forward`` a list."""
+    """Features of some examples: for each argument of the model's ``forward`` nested lists."""
 
-    features: dict[str, list[int] | list[float]]
+    features: dict[str, list[Any]]
 
 
 def make_app(model_file: str, export: str, *, max_age_s: float = 60.0) -> FastAPI:

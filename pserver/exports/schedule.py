@@ -22,7 +22,7 @@ LOOK_S = 0.2
 FAILED_PAUSE_S = 0.5
 # Texts of errors differ: in the store one more is noted so often at most.
 TELL_S = 10.0
-NO_TABLES = "there is no table of these names yet"
+NO_TABLES = "no table matches its patterns yet, or earlier exports have all that do"
 
 log = logging.getLogger(__name__)
 

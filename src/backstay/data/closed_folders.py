@@ -201,8 +201,8 @@ class ClosedFolders(FileSet):
         if first is None:
             return f"no folder matches {self._path}{from_start} yet"
         return (
-            f"no folder of {self._path}{from_start} has a file {self.options.marker} yet; the first "
-            f"one is {first}"
+            f"no folder of {self._path}{from_start} has a file {self.options.marker} yet; the "
+            f"first one is {first}"
         )
 
     def _names(self) -> Iterator[str]:

@@ -34,6 +34,10 @@ POLL_S = 0.2
 # Between two tries of what is damaged or cannot be reached, at most.
 RETRY_S_MAX = 5.0
 WAIT_S = 30.0
+NO_BASE = (
+    "no running export (`exports` of a job, `pserverctl export start`) has written one; a model of "
+    "`backstay export` is loaded without follow=True"
+)
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +99,10 @@ class Follower:
         """
         wait_s = WAIT_S if wait_s is None else wait_s
         if not poll_s > 0 or not wait_s >= 0:
-            raise ConfigError(f"poll_s {poll_s:g} must be above 0, wait_s {wait_s:g} not below")
+            raise ConfigError(
+                f"poll_s is {poll_s:g}, wait_s is {wait_s:g}: poll_s must be above 0, and wait_s at "
+                "least 0"
+            )
         self._folder = ExportFolder(url, options)
         self._poll_s = poll_s
         self._scratch = tempfile.TemporaryDirectory(prefix="backstay-follower-")
@@ -103,7 +110,7 @@ class Follower:
         self._version: Version | None = None
         # Whether all that was there, when there was a base first, was looked at.
         self._has_looked = False
-        self._trouble = "there is no base yet"
+        self._trouble = NO_BASE
         # Bases that were looked at and are not taken, as long as the chain is this one.
         self._passed: set[str] = set()
         # Elements that were no use, each with when to try it again.
@@ -251,7 +258,7 @@ class Follower:
     def _take_chain(self, names: list[str]) -> str:
         """Begin anew with the newest base that begins a chain, if there is one."""
         state = self._state
-        wrong = "" if state else "there is no base yet"
+        wrong = "" if state else NO_BASE
         # Where a folder was emptied, numbers begin anew.
         known = 0 if state is None or self._is_cut_off(names) else number_of(state.chain)
         for name in reversed([name for name in names if kind_of(name) == "base"]):

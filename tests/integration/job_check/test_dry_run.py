@@ -178,21 +178,22 @@ def test_the_trial_registers_no_trainer() -> None:
 
 
 def test_data_without_an_end_is_tried_on_what_was_there_before(tmp_path: Path) -> None:
-    """With ``start: latest`` there is nothing to train on yet, and the model is tried all the same."""
-    training = {"kind": "csv", "paths": [f"{tmp_path}/hours/*"], "options": {"start": "latest"}}
+    """With ``start: latest`` there is nothing to train on yet."""
+    hours = f"{tmp_path}/hours/*"
+    training = {"kind": "csv", "paths": [hours], "options": {"start": "latest"}}
     spec = spec_of(tmp_path, TORCH, training=training, period={"folders": 1})
 
     def planned() -> tuple[int, str]:
         (plan,) = dry_run_apart(spec).data
         return plan.records, plan.tried
 
-    assert planned() == (0, f"nothing: no folder matches {tmp_path}/hours/* yet")
+    assert planned() == (0, f"nothing: no folder matches {hours} yet")
     hour = tmp_path / "hours" / "08"
     hour.mkdir(parents=True)
     (hour / "a.csv").write_text(RECORDS)
     assert planned() == (
         0,
-        f"nothing: no folder of {tmp_path}/hours/* has a file _SUCCESS yet; the first one is {hour}",
+        f"nothing: no folder of {hours} has a file _SUCCESS yet; the first one is {hour}",
     )
     (hour / "_SUCCESS").touch()
     records, tried = planned()

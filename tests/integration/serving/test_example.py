@@ -81,6 +81,9 @@ def test_the_service_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             np.testing.assert_allclose(answer, expected, rtol=1e-6, atol=1e-7)
             status, text = ask(f"{address}/health")
             assert (status, json.loads(text)["trouble"]) == (200, "")
+            # A feature may have more dimensions than one, such as numbers for a dense layer.
+            nested = {"hour": [[0.5], [1]]}
+            assert app.Examples(features=nested).features == nested
             status, text = ask(f"{address}/predict", {"features": {"users": [1]}})
             assert (status, "ads" in text) == (422, True)
     with serving(app.make_app(spec.model, str(served), max_age_s=0.0)) as address:

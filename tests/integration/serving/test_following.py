@@ -15,7 +15,7 @@ import pytest
 from backstay.checkpoint import remote
 from backstay.checkpoint.element import kind_of, number_of
 from backstay.checkpoint.export_folder import ExportFolder
-from backstay.errors import CheckpointNotFound, ExportRefused, InvalidRequest
+from backstay.errors import CheckpointNotFound, ConfigError, ExportRefused, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
 from backstay.tables import SGD, Adagrad, Expiry, Lifetime, Score, TableSpec, Zeros
@@ -256,8 +256,14 @@ def test_exports_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         stop_export(cluster)
         with pytest.raises(ExportRefused, match="no export"):
             stop_export(cluster)
-    with pytest.raises(CheckpointNotFound, match="no base"):
+        with pytest.raises(InvalidRequest, match="neither an absolute path nor a URL"):
+            start_export(cluster, "served")
+        start_export(cluster, tmp_path / "served", tables=["n*"])
+        wait_until(lambda: "no table matches" in exported(cluster)[0].trouble, "the trouble")
+    with pytest.raises(CheckpointNotFound, match="no base.* loaded without follow=True"):
         Follower(tmp_path / "nowhere", wait_s=0.1)
+    with pytest.raises(ConfigError, match="poll_s is 0, wait_s is 1: poll_s must be above 0"):
+        Follower(tmp_path / "nowhere", poll_s=0.0, wait_s=1.0)
 
 
 @contextmanager

@@ -57,6 +57,18 @@ def test_variables_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         load(tmp_path, text)
 
 
+@pytest.mark.parametrize("text", ["exports: served\n", "exports: {url: served, every_s: 5}\n"])
+def test_an_export_beside_the_job_file_is_the_same_folder_for_all_servers(
+    tmp_path: Path, text: str
+) -> None:
+    exports = load(tmp_path, JOB + text).exports
+    assert exports is not None
+    assert exports.url == str(tmp_path / "served")
+    away = load(tmp_path, JOB + text.replace("served", "s3://bucket/served")).exports
+    assert away is not None
+    assert away.url == "s3://bucket/served"
+
+
 def test_tables_are_no_files(tmp_path: Path) -> None:
     text = JOB.replace("data/*.csv", "{kind: sql, paths: [clicks]}")
     training = load(tmp_path, text).training
