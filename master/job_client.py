@@ -266,13 +266,17 @@ class JobClient:
         """Tell which workers run and which have ended; return which should run.
 
         Answers at once if what should run is not what ``known_version`` stands for, else after
-        ``wait_ms``. It is the ``LauncherPort`` of a launcher in another process.
+        ``wait_ms``. It is the ``LauncherPort`` of a launcher in another process. Where the job
+        master has left because the job is over, the records tell that.
         """
         request = report_message(report, known_version=known_version, wait_ms=wait_ms)
-        answer = self._calls.call(
-            lambda stub, timeout: stub.Launch(request, timeout=timeout),
-            attempt_s=wait_ms / 1000 + ATTEMPT_S,
-        )
+        try:
+            answer = self._calls.call(
+                lambda stub, timeout: stub.Launch(request, timeout=timeout),
+                attempt_s=wait_ms / 1000 + ATTEMPT_S,
+            )
+        except JobIsOver as error:
+            return WorkerWish(known_version, (), ended=(error.record.state, error.record.reason))
         return wish_of(answer)
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ class Follower:
         wait_s = WAIT_S if wait_s is None else wait_s
         if not poll_s > 0 or not wait_s >= 0:
             raise ConfigError(
-                f"poll_s is {poll_s:g}, wait_s is {wait_s:g}: poll_s must be above 0, and wait_s at "
+                f"poll_s is {poll_s:g}, wait_s is {wait_s:g}: poll_s must be above 0, wait_s at "
                 "least 0"
             )
         self._folder = ExportFolder(url, options)

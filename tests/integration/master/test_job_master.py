@@ -278,6 +278,18 @@ def test_a_launcher_is_told_which_workers_should_run(
     client.close()
 
 
+def test_a_launcher_hears_of_the_end_though_the_job_master_has_left(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    masters.start(counting_spec(tmp_path))
+    wait_for_master(masters.endpoints, 1, eventually)
+    client = JobClient(masters.endpoints, JOB, config=CLIENT)
+    client.stop("enough")
+    assert masters.processes[-1].wait(LIMIT_S) == 0
+    assert client.launch(LauncherReport(), wait_ms=0).ended == ("stopped", "enough")
+    client.close()
+
+
 def test_another_spec_is_refused_and_a_job_with_a_master_is_not_forgotten(
     masters: Masters, eventually: Eventually, tmp_path: Path
 ) -> None:

@@ -260,7 +260,7 @@ def test_exports_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             start_export(cluster, "served")
         start_export(cluster, tmp_path / "served", tables=["n*"])
         wait_until(lambda: "no table matches" in exported(cluster)[0].trouble, "the trouble")
-    with pytest.raises(CheckpointNotFound, match="no base.* loaded without follow=True"):
+    with pytest.raises(CheckpointNotFound, match=r"no base.* loaded without follow=True"):
         Follower(tmp_path / "nowhere", wait_s=0.1)
     with pytest.raises(ConfigError, match="poll_s is 0, wait_s is 1: poll_s must be above 0"):
         Follower(tmp_path / "nowhere", poll_s=0.0, wait_s=1.0)
