@@ -26,7 +26,13 @@ from backstay.data.base import BadRecords, Metadata, Shard, check_range
 from backstay.data.batch import Record
 from backstay.data.message_values import ValueFormat
 from backstay.data.options import check_options, optional_import, text_tuple
-from backstay.errors import ConfigError, DataDamaged, DataUnavailable, InvalidRequest
+from backstay.errors import (
+    ConfigError,
+    DataDamaged,
+    DataUnavailable,
+    InvalidRequest,
+    TooManyBadRecords,
+)
 
 __all__ = ["KafkaReader"]
 
@@ -281,13 +287,20 @@ class KafkaReader:
         return found
 
     def _first_columns(self) -> tuple[str, ...]:
-        looked_at = BadRecords(LOOKED_AT_MAX, kept=0)
-        # Where a job begins at the end, the messages before tell, too.
-        for start in (self._start, _Bound(word="earliest")):
-            for shard in self._shards(start, self._stop):
-                for record in self.read(shard.name, 0, shard.records, looked_at):
-                    return tuple(record)
-        raise DataDamaged(f"no message of {', '.join(self._topics)} is a record")
+        looked_at = BadRecords(LOOKED_AT_MAX, kept=1)
+        starts = [self._start]
+        if self._start.word != "earliest":
+            # Where a job begins at the end, the messages before tell, too.
+            starts.append(_Bound(word="earliest"))
+        with suppress(TooManyBadRecords):
+            for start in starts:
+                for shard in self._shards(start, self._stop):
+                    for record in self.read(shard.name, 0, shard.records, looked_at):
+                        return tuple(record)
+        why = "".join(f"; the first one: {one}" for one in looked_at.reports)
+        raise DataDamaged(
+            f"none of {looked_at.count:,} messages of {', '.join(self._topics)} is a record{why}"
+        )
 
     @contextmanager
     def _consumer(self) -> Iterator[Any]:

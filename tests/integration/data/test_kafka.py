@@ -20,7 +20,7 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Producer
 
 from backstay.data import BadRecords, Reader
-from backstay.errors import ConfigError, DataUnavailable, TooManyBadRecords
+from backstay.errors import ConfigError, DataDamaged, DataUnavailable, TooManyBadRecords
 from tests.integration.readers_data import read_all, reader_of, shard_sizes
 from tests.integration.tiny_jobs import write_model
 from tests.kafka.broker import KafkaBroker
@@ -101,6 +101,15 @@ def test_what_a_transaction_took_back_is_no_record(broker: KafkaBroker, topic: s
     records, bad = read_all(reader(broker, topic))
     assert [one["n"] for one in records] == [3, 4]
     assert bad.count == 0
+
+
+def test_a_topic_without_a_record_says_why(broker: KafkaBroker, topic: str) -> None:
+    broker.produce(topic, [b"{bad"] * 2, 1)
+    with pytest.raises(DataDamaged, match=rf"none of 2 messages of {topic} .* first one: .*JSON"):
+        reader(broker, topic).metadata  # noqa: B018
+    broker.produce(topic, [b"[]"] * 2000, 0)
+    with pytest.raises(DataDamaged, match=r"none of 1,001 messages .* a JSON list, not an object"):
+        reader(broker, topic).metadata  # noqa: B018
 
 
 def test_messages_that_the_topic_dropped_count_as_damaged(broker: KafkaBroker, topic: str) -> None:
