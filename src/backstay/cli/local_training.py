@@ -79,6 +79,8 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
                 show.say(warning)
             left = StatusFile(Path(spec.log_dir), (), are_own=True)
             show.say(f"{spec.name}: in this process; the model will be in {spec.output}")
+            if unused := _unused(spec):
+                show.say(f"{spec.name}: --local does nothing with {', '.join(unused)}")
             try:
                 outcome = local_status.outcome(run.run())
             except BackstayError as error:
@@ -86,6 +88,16 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
                 raise
             left.ended(local_status.status, (), state=outcome.state, reason=outcome.reason)
             return outcome
+
+
+def _unused(spec: JobSpec) -> list[str]:
+    """Return the fields of a job that need a job master, as far as they are given."""
+    given = {
+        "exports": spec.exports is not None,
+        "hooks.each_pass": bool(spec.hooks.each_pass),
+        "prometheus": bool(spec.prometheus),
+    }
+    return [name for name, is_given in given.items() if is_given]
 
 
 @contextmanager
