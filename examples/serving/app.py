@@ -45,8 +45,8 @@ def make_app(model_file: str, export: str, *, max_age_s: float = 60.0) -> FastAP
     @app.post("/predict")
     def predict(examples: Examples) -> dict[str, list[float]]:
         # FastAPI runs this in one of several threads: lookups need no lock.
-        features = {name: torch.tensor(values) for name, values in examples.features.items()}
         try:
+            features = {name: torch.tensor(values) for name, values in examples.features.items()}
             with torch.no_grad():
                 return {"predictions": app.state.model(**features).tolist()}
         except (TypeError, ValueError, RuntimeError) as error:

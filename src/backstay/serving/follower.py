@@ -228,14 +228,11 @@ class Follower:
             except Exception as error:  # noqa: BLE001
                 # Whatever a storage raises: what is served stays, and it is tried again.
                 trouble = str(error)
-            if trouble != self._trouble:
-                log.log(
-                    logging.WARNING if trouble else logging.INFO,
-                    "%s: %s",
-                    self.where,
-                    trouble or "all is well again",
-                )
-                self._trouble = trouble
+            if trouble and trouble != self._trouble:
+                log.warning("%s: %s", self.where, trouble)
+            elif self._trouble not in (trouble, NO_BASE):
+                log.info("%s: all is well again", self.where)
+            self._trouble = trouble
             if self._version is not None and not self._has_looked:
                 with self._changed:
                     self._has_looked = True

@@ -86,5 +86,6 @@ def test_the_service_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert app.Examples(features=nested).features == nested
             status, text = ask(f"{address}/predict", {"features": {"users": [1]}})
             assert (status, "ads" in text) == (422, True)
+            assert ask(f"{address}/predict", {"features": {"users": [None]}})[0] == 422
     with serving(app.make_app(spec.model, str(served), max_age_s=0.0)) as address:
         assert ask(f"{address}/health")[0] == 503
