@@ -51,7 +51,7 @@ def _print_work(status: job_pb2.JobStatus) -> None:
     if status.stream.HasField("lag_records"):
         stream = status.stream
         click.echo(
-            f"lag {lag_text(stream)}, {stream.ahead_records:,} records of it taken; "
+            f"lag {lag_text(stream)}; {stream.ahead_records:,} records taken, "
             f"{stream.dropped_records:,} dropped by the source"
         )
     click.echo(f"{status.examples_per_s:,.0f} examples/s")

@@ -51,7 +51,7 @@ def test_the_lag_is_told_in_records_and_in_seconds(capsys: pytest.CaptureFixture
     told.stream.waiting_folders = 3
     print_status(told)
     shown = capsys.readouterr().out
-    assert "lag 1,234 records, 56 s, 3 folders to count, 200 records of it taken" in shown
+    assert "lag 1,234 records, 56 s, 3 folders to count; 200 records taken, " in shown
     unknown = job_pb2.JobStatus()
     unknown.stream.SetInParent()
     assert lag_text(unknown.stream) == ""
