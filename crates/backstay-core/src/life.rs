@@ -316,6 +316,8 @@ pub struct SlotPart {
 impl SlotPart {
     /// Parts in which a large slot expires.
     pub const PARTS: u64 = 8;
+    /// After each part comes a rest of so many times as long: pushes go first.
+    pub const REST_FACTOR: u32 = 2;
     /// All rows.
     pub const WHOLE: Self = Self { part: 0, parts: 1 };
 

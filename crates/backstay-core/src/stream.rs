@@ -21,12 +21,35 @@ pub struct StreamId {
 /// The pass of clients' own streams; no job has so many.
 pub const OWN_PASS: u32 = u32::MAX;
 /// The pass of the streams of tables, whose sequences are of servers; no job has so many.
-pub const TABLE_PASS: u32 = u32::MAX - 1;
+const TABLE_PASS: u32 = u32::MAX - 1;
+/// A server ends a client's own stream when it has applied nothing of it for so many microseconds.
+pub const OWN_LEASE_US: u64 = 3_600_000_000;
 /// Passes from here on are of no job. Added to the pass of a task's stream it gives the mark that
 /// the stream has expired.
 const EXPIRED: u32 = 1 << 31;
 
+/// What servers do to a table by themselves; each has a stream of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum TableTask {
+    /// Decay its shows and clicks: the sequences are the periods.
+    Decay = 0,
+    /// Expire its rows.
+    Expire = 1,
+    /// Evict its rows.
+    Evict = 2,
+}
+
 impl StreamId {
+    /// The stream in which all masters of a table do something to it.
+    pub fn of_table(table: u64, task: TableTask) -> Self {
+        Self {
+            job: table,
+            pass: TABLE_PASS,
+            task: task as u32,
+        }
+    }
+
     /// Whether it is a client's own, not a task's.
     pub fn is_own(&self) -> bool {
         self.pass == OWN_PASS

@@ -232,6 +232,17 @@ impl Replicator {
         Ok((outcome.map_or(Answer::Later(receiver), Answer::Now), None))
     }
 
+    /// Take on a transaction of this server's own, and wait for the backups; what went.
+    fn push_and_wait(self: &Arc<Self>, made: Transaction) -> Result<Gone, Refusal> {
+        match self.push(made)?.0 {
+            Answer::Now(report) => Ok(report.gone),
+            Answer::Later(outcome) => {
+                let report = outcome.blocking_recv();
+                Ok(report.unwrap_or(Err(Refusal::Stopping))?.gone)
+            }
+        }
+    }
+
     /// Refuse a read if another node may be master by now.
     pub fn check_alive(&self) -> Result<(), Refusal> {
         self.check_serving("this master waits for its backups' read leases, or its lease is over")

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use backstay_core::life::{SlotPart, Thresholds};
+use backstay_core::stream::{StreamId, TableTask};
 use backstay_core::transaction::Change;
 use tokio::time::{sleep, Instant};
 
@@ -11,7 +12,6 @@ use super::error::ClientError;
 use super::link::Deadline;
 use super::push::{Done, PushRequest};
 use super::{no_routing, Client};
-use crate::replicator::periods::{decay_stream, REST};
 
 /// Steps in which a table is done: with more slots than that, some go together.
 const STEPS: u32 = 1024;
@@ -46,7 +46,7 @@ impl Client {
             let push = self.push(&request, &self.plan(&keys)?, deadline).await?;
             push.wait(self).await?;
             if !only_count {
-                sleep(begun.elapsed() * REST).await;
+                sleep(begun.elapsed() * SlotPart::REST_FACTOR).await;
             }
             let done = push.done();
             all.applied_slots += done.applied_slots;
@@ -65,10 +65,11 @@ impl Client {
         period: u64,
         deadline: Deadline,
     ) -> Result<u64, ClientError> {
+        let stream = StreamId::of_table(table, TableTask::Decay);
         let mut applied = 0;
         for keys in self.steps(&[SlotPart::WHOLE])? {
             // All askers number the period alike.
-            let stream = self.task_stream(decay_stream(table), 1, period)?;
+            let stream = self.task_stream(stream, 1, period)?;
             stream.begin_batch(period)?;
             let request = PushRequest::new(table, 0, Change::Decay { rate }, &[]);
             let plan = self.plan(&keys)?;

@@ -17,7 +17,7 @@ mod link;
 mod options;
 mod origins;
 mod out_frame;
-pub mod own_stream;
+mod own_stream;
 pub mod plan;
 mod pull;
 mod push;

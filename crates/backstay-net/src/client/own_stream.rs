@@ -1,6 +1,6 @@
 //! The stream of a client's own pushes: for how long it is used.
 //!
-//! Servers end a stream when they have applied nothing of it for [`LEASE`]; otherwise the streams
+//! Servers end a stream when they have applied nothing of it for [`OWN_LEASE_US`]; otherwise the streams
 //! of killed clients would never end. So a client begins a new stream after [`USED`], whose numbers
 //! go on, and sends nothing of the old one after [`LEAVES`]. However long the client was stopped or
 //! suspended, no push reaches a server that has forgotten its stream. A push that cannot leave any
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use backstay_core::hash::mix64;
 use backstay_core::replication::Micros;
-use backstay_core::stream::StreamId;
+use backstay_core::stream::{StreamId, OWN_LEASE_US};
 
 use super::send_lease::SendLease;
 use crate::clock;
@@ -20,8 +20,7 @@ const MINUTE: Micros = 60_000_000;
 const USED: Micros = 15 * MINUTE;
 /// How long pushes of the stream may leave, first tries and retries alike.
 const LEAVES: Micros = 45 * MINUTE;
-/// After so long without a push a server ends a stream.
-pub const LEASE: Micros = 60 * MINUTE;
+const _: () = assert!(USED < LEAVES && LEAVES < OWN_LEASE_US);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -86,7 +85,6 @@ mod tests {
         let (_, lease) = own.of_next(5 + USED - 1);
         // A server that heard its last push, just before that, has it for longer.
         assert_eq!(lease.ends(), Some(5 + LEAVES));
-        const { assert!(USED < LEAVES && LEAVES < LEASE) };
     }
 
     #[test]
@@ -108,7 +106,7 @@ mod tests {
     #[test]
     fn a_stream_of_another_kind_has_no_end() {
         let mut other = OwnStream::at(stream(1), 0);
-        assert_eq!(other.of_next(LEASE).0, stream(1));
+        assert_eq!(other.of_next(OWN_LEASE_US).0, stream(1));
         assert!(other.lease.is_alive());
     }
 }

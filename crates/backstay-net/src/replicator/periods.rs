@@ -18,39 +18,24 @@ use backstay_core::hash::table_id;
 use backstay_core::life::{Gone, SlotPart, Thresholds};
 use backstay_core::replication::Micros;
 use backstay_core::spec::TableSpec;
-use backstay_core::stream::{StreamId, TransactionId, TABLE_PASS};
+use backstay_core::stream::{StreamId, TableTask, TransactionId};
 use backstay_core::transaction::{Batch, Change, Transaction};
 use tracing::{debug, info};
 
-use super::{Answer, Replicator};
+use super::Replicator;
 
 /// Time between two looks at the tables.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// What is due is looked up again after so long, also while there is something left to do.
 pub(crate) const TURNS: Micros = 1_000_000;
-/// After each part of an expiry comes a rest of so many times as long: pushes go first.
-pub(crate) const REST: u32 = 2;
 /// Slots with more rows expire in parts: a push may have to wait for one.
 const WHOLE_ROWS: usize = 2048;
-/// The tasks of such a stream.
-const DECAYS: u32 = 0;
-const EXPIRIES: u32 = 1;
-pub(super) const EVICTIONS: u32 = 2;
 
 /// The number of the period that a time is in, both in Unix time: its begin, in milliseconds. So
 /// numbers go on to grow when `every_seconds` changes, and beside those of jobs, which are of the
 /// same kind.
 fn number_of(now_s: u64, every_s: u32) -> u64 {
     (now_s - now_s % u64::from(every_s)) * 1000
-}
-
-/// The stream in which a table decays: its sequences are the periods.
-pub fn decay_stream(table: u64) -> StreamId {
-    StreamId {
-        job: table,
-        pass: TABLE_PASS,
-        task: DECAYS,
-    }
 }
 
 /// What is due, table by table.
@@ -115,6 +100,20 @@ impl Due {
     fn first(&self) -> u64 {
         self.period * Self::sequences(self.change)
     }
+
+    /// Log what was done, if anything was.
+    fn tell(&self, table: &str) {
+        if self.kept_slots > 0 {
+            info!(
+                table,
+                period = self.period,
+                slots = self.kept_slots,
+                expired = self.gone.expired(),
+                change = ?self.change,
+                "kept a period"
+            );
+        }
+    }
 }
 
 impl Replicator {
@@ -162,17 +161,17 @@ impl Replicator {
             let lifetime = table.lifetime.as_ref();
             let expiry = lifetime.and_then(|one| one.expiry?.every_seconds);
             let decay = lifetime.and_then(|one| one.score.as_ref()?.decay_every_seconds);
-            let stream = decay_stream(table_id(&table.name));
-            let expiries = StreamId {
-                task: EXPIRIES,
-                ..stream
-            };
             // Expire by the scores of the period that ends.
             let changes = [
-                (expiry, expiries, Change::Expire(Thresholds::default())),
-                (decay, stream, Change::Decay { rate: 0.0 }),
+                (
+                    expiry,
+                    TableTask::Expire,
+                    Change::Expire(Thresholds::default()),
+                ),
+                (decay, TableTask::Decay, Change::Decay { rate: 0.0 }),
             ];
-            let due = changes.into_iter().filter_map(|(every, stream, change)| {
+            let due = changes.into_iter().filter_map(|(every, task, change)| {
+                let stream = StreamId::of_table(table_id(&table.name), task);
                 let period = number_of(now, every?);
                 let last = (period + 1) * Due::sequences(change) - 1;
                 let slots = self.store.served_slots_without(stream, last);
@@ -193,51 +192,49 @@ impl Replicator {
 
     /// Do a part of a slot; what went.
     fn keep_a_part(self: &Arc<Self>, one: &mut TableDue) -> Gone {
-        let (table, mut gone) = (&one.table, Gone::default());
         let Some(due) = one.due.front_mut() else {
-            return gone;
+            return Gone::default();
         };
-        if let Some(&slot) = due.slots.front() {
-            if due.parts.is_empty() {
-                due.parts = self.parts_of(table, due, slot);
-            }
-            if let Some((sequence, part)) = due.parts.pop_front() {
-                let stream = due.stream;
-                let id = TransactionId { stream, sequence };
-                let key = part.key(self.store.space(), slot);
-                let begun = Instant::now();
-                match self.in_slot(table, id, due.first(), due.change, key) {
-                    Ok(went) => {
-                        gone = went;
-                        due.kept_slots += usize::from(due.parts.is_empty());
-                        std::thread::sleep(begun.elapsed() * REST);
-                    }
-                    // It is tried again at a later look.
-                    Err(refusal) => {
-                        debug!(slot, %refusal, "a table could not be kept in its period");
-                        due.parts.clear();
-                    }
-                }
-            }
-        }
+        let gone = self.do_a_part(&one.table, due);
         due.gone += gone;
         if due.parts.is_empty() {
             due.slots.pop_front();
         }
         if due.slots.is_empty() {
-            if due.kept_slots > 0 {
-                info!(
-                    table = table.name,
-                    period = due.period,
-                    slots = due.kept_slots,
-                    expired = due.gone.expired(),
-                    change = ?due.change,
-                    "kept a period"
-                );
-            }
+            due.tell(&one.table.name);
             one.due.pop_front();
         }
         gone
+    }
+
+    /// Do the next part of the first slot that is left, if there is one; what went.
+    fn do_a_part(self: &Arc<Self>, table: &TableSpec, due: &mut Due) -> Gone {
+        let Some(&slot) = due.slots.front() else {
+            return Gone::default();
+        };
+        if due.parts.is_empty() {
+            due.parts = self.parts_of(table, due, slot);
+        }
+        let Some((sequence, part)) = due.parts.pop_front() else {
+            return Gone::default();
+        };
+        let stream = due.stream;
+        let id = TransactionId { stream, sequence };
+        let key = part.key(self.store.space(), slot);
+        let begun = Instant::now();
+        match self.in_slot(table, id, due.first(), due.change, key) {
+            Ok(gone) => {
+                due.kept_slots += usize::from(due.parts.is_empty());
+                std::thread::sleep(begun.elapsed() * SlotPart::REST_FACTOR);
+                gone
+            }
+            // It is tried again at a later look.
+            Err(refusal) => {
+                debug!(slot, %refusal, "a table could not be kept in its period");
+                due.parts.clear();
+                Gone::default()
+            }
+        }
     }
 
     /// In which parts a slot is done.
@@ -264,17 +261,6 @@ impl Replicator {
         self.store.prepare(&mut made)?;
         self.push_and_wait(made)
     }
-
-    /// Take on a transaction of this server's own, and wait for the backups; what went.
-    pub(super) fn push_and_wait(self: &Arc<Self>, made: Transaction) -> Result<Gone, Refusal> {
-        match self.push(made)?.0 {
-            Answer::Now(report) => Ok(report.gone),
-            Answer::Later(outcome) => {
-                let report = outcome.blocking_recv();
-                Ok(report.unwrap_or(Err(Refusal::Stopping))?.gone)
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -300,7 +286,7 @@ mod tests {
     /// A period of so many slots.
     fn due(slots: u32) -> VecDeque<Due> {
         let one = Due {
-            stream: decay_stream(1),
+            stream: StreamId::of_table(1, TableTask::Decay),
             period: 1,
             change: Change::Decay { rate: 0.0 },
             slots: (0..slots).collect(),

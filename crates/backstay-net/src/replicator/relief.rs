@@ -11,13 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backstay_core::hash::table_id;
-use backstay_core::life::Gone;
+use backstay_core::life::{Gone, SlotPart};
 use backstay_core::replication::Micros;
 use backstay_core::spec::TableSpec;
-use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::stream::{StreamId, TableTask, TransactionId};
 use tracing::{debug, info};
 
-use super::periods::{decay_stream, EVICTIONS, REST};
 use super::Replicator;
 use crate::store::{Shares, ShortOf};
 
@@ -105,10 +104,7 @@ impl Replicator {
         relieving: &mut Relieving,
     ) -> Gone {
         let mut gone = Gone::default();
-        let stream = StreamId {
-            task: EVICTIONS,
-            ..decay_stream(table_id(&table.name))
-        };
+        let stream = StreamId::of_table(table_id(&table.name), TableTask::Evict);
         for slot in self.store.slots_above(table, shares) {
             if wanted.is_some_and(|bytes| !self.store.memory().is_short_of(bytes)) {
                 break;
@@ -125,7 +121,7 @@ impl Replicator {
             match made.and_then(|made| self.push_and_wait(made)) {
                 Ok(went) => {
                     gone += went;
-                    std::thread::sleep(begun.elapsed() * REST);
+                    std::thread::sleep(begun.elapsed() * SlotPart::REST_FACTOR);
                 }
                 // The next look tries again.
                 Err(refusal) => {

@@ -5,22 +5,21 @@
 //! clock. A new master counts from when it first heard of the stream, as a backup or with a copy,
 //! which can only lengthen the time.
 //!
-//! A client's own stream ends after [`LEASE`]; clients use one for less than that
-//! ([`crate::client::own_stream`]). Workers close the streams of tasks. Those of a job that never
-//! came to its end, and is not run again, expire after a grace time: what still comes of them is
-//! refused, because nobody knows any longer what was applied.
+//! A client's own stream ends after [`OWN_LEASE_US`]; clients use one for less than that
+//! (`client/own_stream.rs`). Workers close the streams of tasks. Those of a job that never came to
+//! its end, and is not run again, expire after a grace time: what still comes of them is refused,
+//! because nobody knows any longer what was applied.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::replication::Micros;
-use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::stream::{StreamId, TransactionId, OWN_LEASE_US};
 use backstay_core::transaction::Transaction;
 use tracing::{debug, info};
 
 use super::Replicator;
-use crate::client::own_stream::LEASE;
 
 /// Time between two looks at the streams.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(30);
@@ -49,7 +48,7 @@ impl Replicator {
             let mut heard = self.heard.lock();
             heard.retain(|stream, _| known.contains(stream));
             let mut is_silent = |stream: &StreamId| {
-                let most = if stream.is_own() { LEASE } else { grace };
+                let most = if stream.is_own() { OWN_LEASE_US } else { grace };
                 heard.entry(*stream).or_insert(now).saturating_add(most) <= now
             };
             known.into_iter().filter(&mut is_silent).collect()

@@ -4,13 +4,12 @@
 use std::sync::atomic::AtomicU32;
 
 use super::*;
-use crate::client::own_stream::LEASE;
 use crate::clock::WallClock;
 use backstay_core::engine::{CopyPiece, SlotMemory};
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::message::{Refuse, SlotOrder};
 use backstay_core::spec::TableSpec;
-use backstay_core::stream::OWN_PASS;
+use backstay_core::stream::{TableTask, OWN_LEASE_US, OWN_PASS};
 use backstay_core::stream_memory::StreamMemory;
 use backstay_core::transaction::{Batch, Change, Run, StagedRun};
 
@@ -207,7 +206,7 @@ fn the_streams_of_killed_clients_end() {
     );
     let full = push(own(killed + 1), 0).unwrap_err();
     assert!(matches!(full, Refusal::LimitExceeded(_)), "{full:?}");
-    now.fetch_add(LEASE - 1, Ordering::AcqRel);
+    now.fetch_add(OWN_LEASE_US - 1, Ordering::AcqRel);
     push(own(killed), 1).unwrap();
     assert_eq!(replicator.end_silent_streams(9), 0);
     now.fetch_add(1, Ordering::AcqRel);
@@ -232,7 +231,7 @@ fn the_streams_of_tasks_that_are_gone_expire() {
     let shown = Arc::clone(&now);
     let clock = Clock::of(move || shown.load(Ordering::Acquire));
     let replicator = serving(clock, Micros::MAX, false);
-    let grace = 2 * LEASE;
+    let grace = 2 * OWN_LEASE_US;
     replicator.set_stream_grace(grace);
     let push = |stream, sequence| replicator.push(push_of(stream, sequence)).map(|_| ());
     let other = StreamId { task: 2, ..TASK };
@@ -279,7 +278,7 @@ fn the_end_of_a_silent_stream_is_a_transaction() {
     let slot = SlotSpace::new(4).unwrap().slot_of(0);
     let before = replicator.store().slot_digest(slot).unwrap();
     replicator.end_silent_streams(9);
-    now.fetch_add(LEASE, Ordering::AcqRel);
+    now.fetch_add(OWN_LEASE_US, Ordering::AcqRel);
     assert_eq!(replicator.end_silent_streams(9), 1);
     let after = replicator.store().slot_digest(slot).unwrap();
     assert_eq!(after.0, before.0 + 1);
@@ -791,10 +790,7 @@ fn tables_keep_their_periods_side_by_side() {
     // Enough for eight parts in each slot.
     push_keys(&replicator, "slow", 1, 0..20_000).unwrap();
     let is_kept = |table: &str, period: u64| {
-        let stream = StreamId {
-            task: 1,
-            ..periods::decay_stream(table_id(table))
-        };
+        let stream = StreamId::of_table(table_id(table), TableTask::Expire);
         let last = period * 1000 * 8 + 7;
         store.served_slots_without(stream, last).is_empty()
     };
