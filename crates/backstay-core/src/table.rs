@@ -226,6 +226,7 @@ impl Table {
             Change::Observe { .. }
             | Change::Compare { observes: true, .. }
             | Change::Expire(_)
+            | Change::Evict
             | Change::Decay { .. } => self.check_lifetime(change)?,
             Change::Update { .. }
             | Change::Compare { .. }
@@ -464,6 +465,7 @@ impl Table {
             // Of tables with a lifetime: `write_live` does them.
             Change::Observe { .. }
             | Change::Expire(_)
+            | Change::Evict
             | Change::Decay { .. }
             // No rows.
             | Change::Close => {}

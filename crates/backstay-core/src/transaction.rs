@@ -106,9 +106,11 @@ pub enum Change {
     /// Remove the rows; a key without one is no error. No values.
     Delete,
     /// Remove the rows that have expired from the slots of the keys. No values. No threshold: those
-    /// of the table, which are filled in when it is stamped; applied without one, it removes the
-    /// rows above the share of its stamp.
+    /// of the table, which are filled in when it is stamped.
     Expire(Thresholds),
+    /// Remove the rows above the share of its stamp from the slots of the keys. No values. Servers
+    /// make it; no request carries it.
+    Evict,
     /// Multiply the shows and clicks of all rows in the slots of the keys. No values.
     Decay {
         /// By this; 0: by the table's rate.
@@ -129,7 +131,7 @@ impl Change {
                 observes,
                 ..
             } => elements + reference.values(elements) + if *observes { 2 } else { 0 },
-            Self::Delete | Self::Expire(_) | Self::Decay { .. } | Self::Close => 0,
+            Self::Delete | Self::Expire(_) | Self::Evict | Self::Decay { .. } | Self::Close => 0,
         }
     }
 
@@ -198,7 +200,7 @@ impl Change {
 
     /// Whether rows above the share of its stamp go.
     pub fn evicts(&self) -> bool {
-        self.creates() || matches!(self, Self::Expire(thresholds) if thresholds.is_empty())
+        self.creates() || *self == Self::Evict
     }
 }
 

@@ -1405,10 +1405,9 @@ fn harmless_settings_may_change() {
     assert_eq!(memory.time, 0);
 }
 
-/// While memory is short, a master removes rows above a smaller share by an expiry without
-/// thresholds; each replica removes the same.
+/// While memory is short, a master removes rows above a smaller share; each replica removes the same.
 #[test]
-fn an_expiry_without_thresholds_evicts_down_to_the_share_of_its_stamp() {
+fn an_eviction_goes_down_to_the_share_of_its_stamp() {
     let spec = spec(r#"{"capacity":{"rows":400,"evict":"least_recent"}}"#);
     let (mut one, mut other) = (engine(&spec), engine(&spec));
     let keys: Vec<u64> = (0..KEYS).collect();
@@ -1420,8 +1419,7 @@ fn an_expiry_without_thresholds_evicts_down_to_the_share_of_its_stamp() {
     }
     let before = rows_of(&one);
     let keys = slots_as_keys(0..SLOTS);
-    let evict = Change::Expire(Thresholds::default());
-    let mut made = Transaction::clone(&change(&spec, 20, 30, evict, &keys, &[]));
+    let mut made = Transaction::clone(&change(&spec, 20, 30, Change::Evict, &keys, &[]));
     made.stamp.share = 32;
     assert!(made.change.evicts() && !made.change.creates());
     let gone = apply(&mut one, &made);

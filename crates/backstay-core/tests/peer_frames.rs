@@ -425,6 +425,7 @@ fn a_prepare_carries_the_stamp_of_its_master_and_what_it_is_to_do() {
     };
     for (change, width) in [
         (Change::Expire(thresholds), 0),
+        (Change::Evict, 0),
         (Change::Decay { rate: 0.5 }, 0),
         (
             Change::Observe {

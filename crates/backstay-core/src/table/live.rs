@@ -102,6 +102,7 @@ impl Table {
                 }
                 Ok(())
             }
+            Change::Evict => Ok(()),
             _ if !lifetime.takes_counts() => lacks("show and click"),
             _ => Ok(()),
         }
@@ -162,8 +163,6 @@ impl Table {
                     companion.remove(keys);
                 }
             }
-            // The engine evicts.
-            Change::Expire(thresholds) if thresholds.is_empty() => {}
             Change::Expire(thresholds) => {
                 for (slot, part) in self.parts_of(keys) {
                     gone += self.expire(slot, part, &thresholds, moment.time);
@@ -173,7 +172,8 @@ impl Table {
                 }
             }
             Change::Decay { rate } => self.decay(companion, keys, rate),
-            Change::Close => {}
+            // The engine evicts. A close has no rows.
+            Change::Evict | Change::Close => {}
         }
         gone
     }

@@ -282,7 +282,7 @@ impl PushMeta {
                 reference,
                 observes,
             } => (compare_kind(reference, observes), learning_rate_scale),
-            Change::Expire(_) => (PushKind::Expire, 1.0),
+            Change::Expire(_) | Change::Evict => (PushKind::Expire, 1.0),
             Change::Decay { rate } => (PushKind::Decay, rate),
         };
         let mut out = Vec::with_capacity(64);
@@ -296,8 +296,10 @@ impl PushMeta {
         out.extend(scale.to_le_bytes());
         out.push(kind as u8);
         out.extend([u8::from(self.origins), self.compensation.code(), 0]);
-        if let Change::Expire(thresholds) = &self.change {
-            put_thresholds(&mut out, thresholds);
+        match &self.change {
+            Change::Expire(thresholds) => put_thresholds(&mut out, thresholds),
+            Change::Evict => put_thresholds(&mut out, &Thresholds::default()),
+            _ => {}
         }
         for number in self.compensation.delay().iter().flat_map(Delay::numbers) {
             out.extend(number.to_le_bytes());
@@ -305,7 +307,17 @@ impl PushMeta {
         out
     }
 
-    /// Read it.
+    /// Read it as another server sent it: its master has filled in the thresholds of an expiry, so one
+    /// without any is an eviction.
+    pub fn decode_of_peer(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut push = Self::decode(meta)?;
+        if push.change == Change::Expire(Thresholds::default()) {
+            push.change = Change::Evict;
+        }
+        Ok(push)
+    }
+
+    /// Read it as a client sent it.
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
         let (table, routing_version) = (reader.u64()?, reader.u64()?);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use backstay_core::engine::{Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
-use backstay_core::life::{SlotPart, Thresholds};
+use backstay_core::life::SlotPart;
 use backstay_core::spec::lifetime::MIN_SHARE;
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::TransactionId;
@@ -245,9 +245,8 @@ impl Store {
         (slot, shares): (u32, Shares),
     ) -> Result<Transaction, Refusal> {
         let batch = Batch::new(&[SlotPart::WHOLE.key(self.space, slot)], &[]);
-        let change = Change::Expire(Thresholds::default());
         let name = table_id(&table.name);
-        let mut made = Transaction::new(self.space, id, id.sequence, name, change, batch)?;
+        let mut made = Transaction::new(self.space, id, id.sequence, name, Change::Evict, batch)?;
         made.optimizer = Some(table.optimizer.stamp());
         made.stamp = Stamp {
             time: self.seconds(),

@@ -146,7 +146,7 @@ fn decode_prepare(
         *word = fields.u64()?;
     }
     let stamp = read_stamp([fields.u64()?, fields.u64()?]);
-    let push = PushMeta::decode(fields.rest())?;
+    let push = PushMeta::decode_of_peer(fields.rest())?;
     let (keys, elements) = (push.key_count as usize, push.row_elements as usize);
     let values = keys.saturating_mul(elements);
     let data_words = keys.saturating_add(values.div_ceil(2));
