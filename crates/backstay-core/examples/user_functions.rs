@@ -74,9 +74,7 @@ fn push(space: SlotSpace, sequence: u64, batch: Batch) -> Transaction {
         task: 0,
     };
     let id = TransactionId { stream, sequence };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     Transaction::new(space, id, sequence, table_id("t"), change, batch).unwrap()
 }
 

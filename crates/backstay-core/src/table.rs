@@ -22,7 +22,7 @@ use crate::spec::{TableKind, TableSpec};
 use crate::staleness::{Compensated, Compensation, Reference, StalenessCounts};
 use crate::storage;
 use crate::stream::TransactionId;
-use crate::transaction::{Batch, Change};
+use crate::transaction::{Batch, Change, Update};
 
 use live::Live;
 pub use transfer::{PlainRows, RowLayout, SlotRows};
@@ -223,17 +223,17 @@ impl Table {
         let (keys, values) = (batch.keys().len(), batch.values().len());
         match change {
             Change::Delete => return self.check_delete(values),
-            Change::Observe { .. }
-            | Change::Compare { observes: true, .. }
-            | Change::Expire(_)
-            | Change::Evict
-            | Change::Decay { .. } => self.check_lifetime(change)?,
-            Change::Update { .. }
-            | Change::Compare { .. }
-            | Change::Assign { .. }
-            | Change::Close => {}
+            Change::Update(update) => {
+                if update.has_counts {
+                    self.check_lifetime(change)?;
+                }
+                self.check_reference(update.reference)?;
+            }
+            Change::Expire(_) | Change::Evict | Change::Decay { .. } => {
+                self.check_lifetime(change)?;
+            }
+            Change::Assign { .. } | Change::Close => {}
         }
-        self.check_compared(change)?;
         let wanted = keys * change.values(self.elements);
         if values == wanted {
             return Ok(());
@@ -246,12 +246,7 @@ impl Table {
 
     /// Refuse gradients that do not tell from where they come, where that is needed, and that do,
     /// where it is not.
-    fn check_compared(&self, change: Change) -> Result<(), Refusal> {
-        let told = match change {
-            Change::Update { .. } | Change::Observe { .. } => None,
-            Change::Compare { reference, .. } => Some(reference),
-            _ => return Ok(()),
-        };
+    fn check_reference(&self, told: Option<Reference>) -> Result<(), Refusal> {
         let wanted = self.spec.compensation.reference();
         if told == wanted {
             return Ok(());
@@ -432,45 +427,44 @@ impl Table {
         moment: Moment,
     ) -> u64 {
         match change {
-            Change::Update {
-                learning_rate_scale,
-            }
-            | Change::Compare {
-                learning_rate_scale,
-                ..
-            } => {
-                if let Optimizer::User(user) = optimizer {
-                    self.update_by_user(user, keys, values, learning_rate_scale);
-                    return 0;
-                }
-                let update = Update {
-                    keys,
-                    values,
-                    width: change.values(self.elements),
-                    table: self,
-                    learning_rate_scale,
-                    moment,
-                };
-                match (moment.compensation, optimizer) {
-                    (Compensation::AdaptiveRevision, Optimizer::Adagrad(adagrad)) => {
-                        update.run(&Revised::new(adagrad));
-                    }
-                    _ => optimizer.dispatch(update),
-                }
-            }
+            Change::Update(update) => self.update(keys, values, update, optimizer, moment),
             Change::Assign { only_if_absent } => {
                 self.assign(keys, values, only_if_absent, optimizer, moment.id);
             }
             Change::Delete => return self.remove(keys),
-            // Of tables with a lifetime: `write_live` does them.
-            Change::Observe { .. }
-            | Change::Expire(_)
-            | Change::Evict
-            | Change::Decay { .. }
-            // No rows.
-            | Change::Close => {}
+            // Of tables with a lifetime: `write_live` does them. A close has no rows.
+            Change::Expire(_) | Change::Evict | Change::Decay { .. } | Change::Close => {}
         }
         0
+    }
+
+    fn update(
+        &mut self,
+        keys: &[u64],
+        values: &[f32],
+        update: Update,
+        optimizer: &Optimizer,
+        moment: Moment,
+    ) {
+        let learning_rate_scale = update.learning_rate_scale;
+        if let Optimizer::User(user) = optimizer {
+            self.update_by_user(user, keys, values, learning_rate_scale);
+            return;
+        }
+        let kernel = PlainUpdate {
+            keys,
+            values,
+            width: update.values(self.elements),
+            table: self,
+            learning_rate_scale,
+            moment,
+        };
+        match (moment.compensation, optimizer) {
+            (Compensation::AdaptiveRevision, Optimizer::Adagrad(adagrad)) => {
+                kernel.run(&Revised::new(adagrad));
+            }
+            _ => optimizer.dispatch(kernel),
+        }
     }
 
     /// Remove the rows of `keys`, all in slots of this range; how many there were.
@@ -588,7 +582,7 @@ fn unmoved<'a>(gradient: &[f32], weights: &[f32], scratch: &'a mut Vec<f32>) -> 
 }
 
 /// The optimizer's kernel over a batch, compiled once per optimizer.
-struct Update<'a> {
+struct PlainUpdate<'a> {
     table: &'a mut Table,
     keys: &'a [u64],
     values: &'a [f32],
@@ -598,7 +592,7 @@ struct Update<'a> {
     moment: Moment,
 }
 
-impl OptimizerVisitor for Update<'_> {
+impl OptimizerVisitor for PlainUpdate<'_> {
     type Out = ();
 
     fn visit<O: RowOptimizer>(self, optimizer: &O) {
@@ -609,7 +603,7 @@ impl OptimizerVisitor for Update<'_> {
     }
 }
 
-impl Update<'_> {
+impl PlainUpdate<'_> {
     #[inline]
     fn run<O: RowOptimizer>(self, optimizer: &O) {
         let Self {

@@ -79,29 +79,11 @@ impl Batch {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
     /// Run the table's optimizer with the values as gradients.
-    Update {
-        /// Multiplies the learning rate of this push (schedules).
-        learning_rate_scale: f32,
-    },
+    Update(Update),
     /// Set the weights to the values, with fresh optimizer state.
     Assign {
         /// Leave rows alone that exist already.
         only_if_absent: bool,
-    },
-    /// An update that tells of each key how often it was shown and clicked: two values behind the
-    /// gradient of each.
-    Observe {
-        /// As of an update.
-        learning_rate_scale: f32,
-    },
-    /// An update of which each gradient has behind it what tells from where it comes.
-    Compare {
-        /// As of an update.
-        learning_rate_scale: f32,
-        /// What that is.
-        reference: Reference,
-        /// Whether show and click stand behind it, as of an observation.
-        observes: bool,
     },
     /// Remove the rows; a key without one is no error. No values.
     Delete,
@@ -120,17 +102,49 @@ pub enum Change {
     Close,
 }
 
+/// An update of rows, and what stands behind the gradient of each key.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Update {
+    /// Multiplies the learning rate of this push (schedules).
+    pub learning_rate_scale: f32,
+    /// What tells from where the gradient comes; `None`: nothing does.
+    pub reference: Option<Reference>,
+    /// Whether show and click of the key come last.
+    pub has_counts: bool,
+}
+
+impl Update {
+    /// Values of show and click.
+    pub const COUNTS: usize = 2;
+
+    /// Whether nothing stands behind the gradients.
+    pub fn is_plain(&self) -> bool {
+        self.reference.is_none() && !self.has_counts
+    }
+
+    /// Values for each key, in a table of rows of so many elements.
+    pub fn values(&self, elements: usize) -> usize {
+        let reference = self.reference.map_or(0, |one| one.values(elements));
+        let counts = if self.has_counts { Self::COUNTS } else { 0 };
+        elements + reference + counts
+    }
+}
+
 impl Change {
+    /// An update with nothing behind its gradients.
+    pub const fn update(learning_rate_scale: f32) -> Self {
+        Self::Update(Update {
+            learning_rate_scale,
+            reference: None,
+            has_counts: false,
+        })
+    }
+
     /// Values for each key, in a table of rows of so many elements.
     pub fn values(&self, elements: usize) -> usize {
         match self {
-            Self::Update { .. } | Self::Assign { .. } => elements,
-            Self::Observe { .. } => elements + 2,
-            Self::Compare {
-                reference,
-                observes,
-                ..
-            } => elements + reference.values(elements) + if *observes { 2 } else { 0 },
+            Self::Update(update) => update.values(elements),
+            Self::Assign { .. } => elements,
             Self::Delete | Self::Expire(_) | Self::Evict | Self::Decay { .. } | Self::Close => 0,
         }
     }
@@ -140,7 +154,10 @@ impl Change {
     pub fn elements(&self, values: usize) -> Option<usize> {
         let rest = values.checked_sub(self.values(0))?;
         match self {
-            Self::Compare { .. } => (rest % 2 == 0).then_some(rest / 2),
+            // A reference has a value for each of the gradient, besides those of `values(0)`.
+            Self::Update(Update {
+                reference: Some(_), ..
+            }) => (rest % 2 == 0).then_some(rest / 2),
             _ => Some(rest),
         }
     }
@@ -149,20 +166,22 @@ impl Change {
     #[must_use]
     pub fn compared(self, reference: Reference) -> Self {
         match self {
-            Self::Update {
-                learning_rate_scale,
-            } => Self::Compare {
-                learning_rate_scale,
-                reference,
-                observes: false,
-            },
-            Self::Observe {
-                learning_rate_scale,
-            } => Self::Compare {
-                learning_rate_scale,
-                reference,
-                observes: true,
-            },
+            Self::Update(update) => Self::Update(Update {
+                reference: Some(reference),
+                ..update
+            }),
+            other => other,
+        }
+    }
+
+    /// The same that tells of each key how often it was shown and clicked.
+    #[must_use]
+    pub const fn counted(self) -> Self {
+        match self {
+            Self::Update(update) => Self::Update(Update {
+                has_counts: true,
+                ..update
+            }),
             other => other,
         }
     }
@@ -171,26 +190,17 @@ impl Change {
     #[must_use]
     pub fn slowed(self, divisor: f32) -> Self {
         match self {
-            Self::Update {
-                learning_rate_scale: scale,
-            } => Self::Update {
-                learning_rate_scale: scale / divisor,
-            },
-            Self::Observe {
-                learning_rate_scale: scale,
-            } => Self::Observe {
-                learning_rate_scale: scale / divisor,
-            },
+            Self::Update(update) => Self::Update(Update {
+                learning_rate_scale: update.learning_rate_scale / divisor,
+                ..update
+            }),
             other => other,
         }
     }
 
     /// Whether it brings gradients.
     pub fn updates(&self) -> bool {
-        matches!(
-            self,
-            Self::Update { .. } | Self::Observe { .. } | Self::Compare { .. }
-        )
+        matches!(self, Self::Update(_))
     }
 
     /// Whether it may create rows.

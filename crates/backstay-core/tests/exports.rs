@@ -169,9 +169,7 @@ impl Run {
         let (change, values): (_, Vec<f32>) = if deletes {
             (Change::Delete, Vec::new())
         } else {
-            let change = Change::Update {
-                learning_rate_scale: 1.0,
-            };
+            let change = Change::update(1.0);
             (change, keys.iter().flat_map(value).collect())
         };
         let floor = self.sequence.saturating_sub(50);

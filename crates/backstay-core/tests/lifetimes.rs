@@ -159,18 +159,14 @@ fn observe(
     click: f32,
 ) -> Arc<Transaction> {
     let values = [-1.0, -1.0, show, click];
-    let observed = Change::Observe {
-        learning_rate_scale: 1.0,
-    };
+    let observed = Change::update(1.0).counted();
     change(spec, sequence, time, observed, &[key], &values)
 }
 
 fn push(spec: &TableSpec, sequence: u64, time: u32, keys: &[u64]) -> Arc<Transaction> {
     let keys = by_slot(keys);
     let values = vec![-1.0; keys.len() * DIM];
-    let update = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let update = Change::update(1.0);
     change(spec, sequence, time, update, &keys, &values)
 }
 
@@ -609,13 +605,9 @@ impl World {
             tells.push((key, show, click));
         }
         let what = if observed {
-            Change::Observe {
-                learning_rate_scale: 1.0,
-            }
+            Change::update(1.0).counted()
         } else {
-            Change::Update {
-                learning_rate_scale: 1.0,
-            }
+            Change::update(1.0)
         };
         let made = self.transaction(what, &sorted, &values);
         self.model
@@ -847,9 +839,7 @@ fn a_function_that_is_the_built_in_score_keeps_the_same_rows() {
                     [-1.0, -1.0, show, show * draw(2) as f32]
                 });
                 let values: Vec<f32> = told.collect();
-                let observed = Change::Observe {
-                    learning_rate_scale: 1.0,
-                };
+                let observed = Change::update(1.0).counted();
                 change_by_both(&mut engines, observed, &keys, &values)
             }
         };

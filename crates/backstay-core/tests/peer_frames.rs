@@ -82,9 +82,7 @@ fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
         stream: stream(1),
         sequence: 9,
     };
-    let change = Change::Update {
-        learning_rate_scale: 0.5,
-    };
+    let change = Change::update(0.5);
     let batch = Batch::new(&keys, &values);
     let mut push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
     push.compensation = Compensation::Scale;
@@ -427,12 +425,7 @@ fn a_prepare_carries_the_stamp_of_its_master_and_what_it_is_to_do() {
         (Change::Expire(thresholds), 0),
         (Change::Evict, 0),
         (Change::Decay { rate: 0.5 }, 0),
-        (
-            Change::Observe {
-                learning_rate_scale: 0.5,
-            },
-            DIM + 2,
-        ),
+        (Change::update(0.5).counted(), DIM + 2),
     ] {
         let keys = push.batch.keys();
         let batch = Batch::new(keys, &vec![1.0; keys.len() * width]);

@@ -109,9 +109,7 @@ fn push() -> Arc<Transaction> {
         stream,
         sequence: 0,
     };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let (space, batch) = (SlotSpace::new(1).unwrap(), Batch::new(&[KEY], &[-1.0]));
     let mut push = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
     let sgd: Optimizer = serde_json::from_str(r#"{"sgd":{"learning_rate":1.0}}"#).unwrap();

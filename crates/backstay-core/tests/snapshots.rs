@@ -32,9 +32,7 @@ fn engine(storage: &str) -> Engine {
 }
 
 fn push(engine: &mut Engine, sequence: u64, table: &str, keys: &[u64]) {
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     apply(engine, sequence, table, keys, change);
 }
 

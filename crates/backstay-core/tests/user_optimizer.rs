@@ -70,9 +70,7 @@ fn table_with(lifetime: &Value, optimizer: &Value, dim: usize, storage: &str) ->
 
 fn push_of(sequence: u64, keys: &[u64], values: &[f32], scale: f32) -> Arc<Transaction> {
     let like = push(1, sequence, 0, &[], 0.0);
-    let change = Change::Update {
-        learning_rate_scale: scale,
-    };
+    let change = Change::update(scale);
     let batch = Batch::new(keys, values);
     let made = Transaction::new(space(), like.id, 0, table_id("t"), change, batch);
     Arc::new(made.unwrap())
@@ -194,7 +192,7 @@ proptest! {
                 for (engine, spec) in engines.iter_mut().zip(&specs) {
                     let mut push = Transaction::clone(&push_of(sequence as u64, &keys, &values, 0.5));
                     if counts > 0 {
-                        push.change = Change::Observe { learning_rate_scale: 0.5 };
+                        push.change = Change::update(0.5).counted();
                     }
                     push.stamp_by(spec, space(), 10 + sequence as u32);
                     apply(engine, &Arc::new(push)).unwrap();

@@ -9,7 +9,7 @@ use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
 use backstay_core::life::Thresholds;
 use backstay_core::staleness::{Compensation, Reference, Staleness};
 use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::transaction::Change;
+use backstay_core::transaction::{Change, Update};
 use backstay_core::wire::{
     checksum, CloseStream, DeleteReply, ErrorMeta, ExpireReply, Header, Hello, HelloReply, Limits,
     Opcode, PullMeta, PullReply, PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
@@ -76,18 +76,16 @@ fn staleness(fields: &Value) -> Option<Staleness> {
 
 fn push(fields: &Value) -> PushMeta {
     let change = match number(&fields["kind"]) {
-        0 => Change::Update {
+        kind @ (0 | 5 | 8..=11) => Change::Update(Update {
             learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
-        },
+            reference: match kind {
+                8 | 9 => Some(Reference::Weights),
+                10 | 11 => Some(Reference::Sum),
+                _ => None,
+            },
+            has_counts: matches!(kind, 5 | 9 | 11),
+        }),
         4 => Change::Delete,
-        5 => Change::Observe {
-            learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
-        },
-        kind @ 8..=11 => Change::Compare {
-            learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
-            reference: [Reference::Weights, Reference::Sum][usize::from(kind >= 10)],
-            observes: kind == 9 || kind == 11,
-        },
         6 => Change::Expire(thresholds(fields)),
         7 => Change::Decay {
             rate: fields["learning_rate_scale"].as_f64().unwrap() as f32,

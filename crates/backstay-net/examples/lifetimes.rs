@@ -29,12 +29,8 @@ const KNOWN: u64 = 1_000_000;
 /// measured by turns.
 const TURNS: u64 = 60;
 const EXPIRING: u64 = 10_000_000;
-const UPDATE: Change = Change::Update {
-    learning_rate_scale: 1.0,
-};
-const OBSERVE: Change = Change::Observe {
-    learning_rate_scale: 1.0,
-};
+const UPDATE: Change = Change::update(1.0);
+const OBSERVE: Change = Change::update(1.0).counted();
 
 fn replicator(tables: &[(&str, &str)]) -> Arc<Replicator> {
     let store = Arc::new(Store::new(SlotSpace::new(SLOTS).unwrap(), 0));

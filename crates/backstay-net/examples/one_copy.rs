@@ -65,9 +65,7 @@ fn pushes(space: SlotSpace, client: u32, keys: usize, sequences: Range<u64>) -> 
         pass: 0,
         task: client,
     };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let mut keys: Vec<u64> = (0..keys as u64)
         .map(|key| key * 7_919 % 1_000_000)
         .collect();

@@ -6,7 +6,7 @@
 //! before which changes a slot takes, and when.
 
 mod checkpoint;
-mod observed;
+mod push_check;
 mod relief;
 mod room;
 mod rows;
@@ -250,14 +250,14 @@ impl Store {
             _ => &NonFinitePolicy::Refuse,
         };
         let checked = match transaction.change {
-            Change::Observe { .. } | Change::Compare { .. } => {
-                observed::check(policy, &spec, transaction.change, &mut transaction.batch)?
+            Change::Update(update) if !update.is_plain() => {
+                push_check::check(policy, &spec, update, &mut transaction.batch)?
             }
             _ => gradient::apply_policy(policy, transaction.batch.values_mut()),
         };
         checked.map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
         transaction.stamp_by(&spec, self.space, self.clock.seconds());
-        observed::check_change(&spec, transaction.change)?;
+        push_check::check_change(&spec, transaction.change)?;
         self.check_under_way(transaction)?;
         self.stamp_smaller_share(transaction);
         let room = self.reserve(transaction, transaction.runs(), GivingSlots::Served);
@@ -465,7 +465,7 @@ impl Store {
             (true, Some(own)) => own.into(),
             _ => thresholds,
         };
-        observed::check_change(&spec, Change::Expire(thresholds))?;
+        push_check::check_change(&spec, Change::Expire(thresholds))?;
         let mut gone = Gone::default();
         let mut slots: Vec<u32> = keys.iter().map(|&key| self.space.slot_of(key)).collect();
         slots.sort_unstable();
@@ -644,9 +644,7 @@ mod tests {
             stream,
             sequence: 0,
         };
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
-        };
+        let change = Change::update(1.0);
         let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
         let transaction = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
         assert_eq!(keys.len(), 64);

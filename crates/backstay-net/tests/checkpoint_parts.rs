@@ -84,9 +84,7 @@ fn routing(version: u64, epoch: u64, restoring: bool) -> RoutingTable {
 }
 
 fn push(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64]) {
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     change_rows(node, sequence, table, keys, change);
 }
 

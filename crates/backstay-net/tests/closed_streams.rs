@@ -53,9 +53,7 @@ fn push(store: &Store, stream: StreamId) -> StageReport {
         stream,
         sequence: 0,
     };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
     let push = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
     store.apply(&push).unwrap()

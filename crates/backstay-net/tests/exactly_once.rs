@@ -142,9 +142,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, mut allowance: usize, mute: b
 }
 
 fn request(values: &[f32]) -> PushRequest<'_> {
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     PushRequest {
         table: table_id("t"),
         row_elements: DIM,

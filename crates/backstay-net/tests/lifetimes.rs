@@ -55,12 +55,8 @@ async fn push_keys(
 ) -> Result<(), ClientError> {
     let (change, values) = (
         match told {
-            Some(_) => Change::Observe {
-                learning_rate_scale: 1.0,
-            },
-            None => Change::Update {
-                learning_rate_scale: 1.0,
-            },
+            Some(_) => Change::update(1.0).counted(),
+            None => Change::update(1.0),
         },
         vec![-1.0; keys.len() * DIM],
     );
@@ -301,9 +297,7 @@ fn shows_that_are_none_are_refused_before_anything_is_sent_and_by_the_server() {
     });
     let mut raw = Raw::greeted(&server);
     let mut meta = push_meta("t", 1, 9, 0, 0);
-    meta.change = Change::Observe {
-        learning_rate_scale: 1.0,
-    };
+    meta.change = Change::update(1.0).counted();
     meta.row_elements = DIM as u32 + 2;
     raw.send(&push_frame(1, &meta, &[77], &[1.0, 1.0, -2.0, 0.0]));
     raw.expect_error(1, code::INVALID_REQUEST, "the show of key 77 is -2");

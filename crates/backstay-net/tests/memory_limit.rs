@@ -63,9 +63,7 @@ fn client_of(server: &Server) -> Arc<Client> {
 async fn push_rows(client: &Client, table: &str, first: u64) -> Result<(), ClientError> {
     let keys: Vec<u64> = (first..first + KEYS).collect();
     let values = vec![-1.0; keys.len() * WIDE];
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let request = PushRequest {
         require_finite: true,
         ..PushRequest::new(table_id(table), WIDE, change, &values)

@@ -163,9 +163,7 @@ fn a_delete_in_the_frame_of_another_change() {
 #[test]
 fn a_learning_rate_scale_that_is_no_number() {
     for learning_rate_scale in [f32::NAN, f32::INFINITY] {
-        let change = Change::Update {
-            learning_rate_scale,
-        };
+        let change = Change::update(learning_rate_scale);
         let bytes = changed_push(|meta| meta.change = change);
         assert_refused(&bytes, INVALID_REQUEST, "learning_rate_scale is ");
     }

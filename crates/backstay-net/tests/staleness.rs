@@ -117,9 +117,7 @@ fn compensating(optimizer: &str) -> Server {
 
 async fn push_to_d(client: &Client, keys: &[u64]) -> Result<(), ClientError> {
     let (plan, values) = (client.plan(keys)?, vec![-2.0; keys.len() * DIM]);
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let request = PushRequest::new(table_id("d"), DIM, change, &values);
     client
         .push(&request, &plan, soon())

@@ -66,9 +66,7 @@ impl World {
             pass: 0,
             task: stream,
         };
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
-        };
+        let change = Change::update(1.0);
         let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
         let id = TransactionId { stream, sequence };
         Transaction::new(self.space, id, sequence, self.table, change, batch).unwrap()

@@ -128,9 +128,7 @@ impl PushRequest {
             values,
             change: match (kind, &shows, &clicks) {
                 (_, None, None) => change(py, kind, learning_rate_scale)?,
-                ("update", ..) => Change::Observe {
-                    learning_rate_scale,
-                },
+                ("update", ..) => Change::update(learning_rate_scale).counted(),
                 _ => return Err(config_error(py, "shows and clicks go with an update only")),
             },
             observed: (shows.is_some() || clicks.is_some()).then_some((shows, clicks)),
@@ -202,9 +200,7 @@ impl PushRequest {
 
 fn change(py: Python<'_>, kind: &str, learning_rate_scale: f32) -> PyResult<Change> {
     match kind {
-        "update" => Ok(Change::Update {
-            learning_rate_scale,
-        }),
+        "update" => Ok(Change::update(learning_rate_scale)),
         "assign" => Ok(Change::Assign {
             only_if_absent: false,
         }),

@@ -307,9 +307,7 @@ impl SimNode {
             ("expire", _) => Change::Expire(Thresholds::default()),
             ("decay", _) => Change::Decay { rate: 0.0 },
             (_, []) => Change::Delete,
-            _ => Change::Update {
-                learning_rate_scale: 1.0,
-            },
+            _ => Change::update(1.0),
         };
         let change = match reference {
             "weights" => change.compared(Reference::Weights),

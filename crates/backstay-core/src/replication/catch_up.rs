@@ -485,9 +485,7 @@ mod tests {
             stream,
             sequence: 0,
         };
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
-        };
+        let change = Change::update(1.0);
         let (space, batch) = (SlotSpace::new(1).unwrap(), Batch::new(&[99], &[1.0]));
         Arc::new(Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap())
     }

@@ -125,32 +125,22 @@ impl Table {
         }
         let mut gone = Gone::default();
         match change {
-            Change::Update {
-                learning_rate_scale,
-            }
-            | Change::Observe {
-                learning_rate_scale,
-            }
-            | Change::Compare {
-                learning_rate_scale,
-                ..
-            } => {
-                let width = change.values(self.elements);
-                let update = LiveUpdate {
-                    table: self,
-                    companion,
+            Change::Update(update) => {
+                let kernel = LiveUpdate {
                     keys,
                     values,
-                    width,
-                    learning_rate_scale,
+                    width: update.values(self.elements),
+                    table: self,
+                    companion,
+                    learning_rate_scale: update.learning_rate_scale,
                     moment,
                 };
                 gone.not_admitted = match (moment.compensation, optimizer) {
-                    (_, Optimizer::User(user)) => update.by_user(user),
+                    (_, Optimizer::User(user)) => kernel.by_user(user),
                     (Compensation::AdaptiveRevision, Optimizer::Adagrad(adagrad)) => {
-                        update.run(&Revised::new(adagrad))
+                        kernel.run(&Revised::new(adagrad))
                     }
-                    _ => optimizer.dispatch(update),
+                    _ => optimizer.dispatch(kernel),
                 };
             }
             Change::Assign { only_if_absent } => {

@@ -5,7 +5,7 @@ use crate::error::Refusal;
 use crate::life::Thresholds;
 use crate::staleness::{Compensation, Delay, Reference, Staleness};
 use crate::stream::{StreamId, TransactionId};
-use crate::transaction::Change;
+use crate::transaction::{Change, Update};
 
 /// The most bytes of text in an error frame's body.
 pub const MAX_ERROR_TEXT_BYTES: usize = 4096;
@@ -263,9 +263,7 @@ impl PushMeta {
     /// Lay it out.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, scale) = match self.change {
-            Change::Update {
-                learning_rate_scale,
-            } => (PushKind::Update, learning_rate_scale),
+            Change::Update(update) => (update_kind(&update), update.learning_rate_scale),
             Change::Assign {
                 only_if_absent: false,
             } => (PushKind::Assign, 1.0),
@@ -274,14 +272,6 @@ impl PushMeta {
             } => (PushKind::AssignIfAbsent, 1.0),
             Change::Close => (PushKind::Close, 1.0),
             Change::Delete => (PushKind::Delete, 1.0),
-            Change::Observe {
-                learning_rate_scale,
-            } => (PushKind::Observe, learning_rate_scale),
-            Change::Compare {
-                learning_rate_scale,
-                reference,
-                observes,
-            } => (compare_kind(reference, observes), learning_rate_scale),
             Change::Expire(_) | Change::Evict => (PushKind::Expire, 1.0),
             Change::Decay { rate } => (PushKind::Decay, rate),
         };
@@ -362,13 +352,15 @@ impl PushMeta {
     }
 }
 
-/// The kind of a push that tells from where its gradients come.
-fn compare_kind(reference: Reference, observes: bool) -> PushKind {
-    match (reference, observes) {
-        (Reference::Weights, false) => PushKind::Compare,
-        (Reference::Weights, true) => PushKind::CompareObserved,
-        (Reference::Sum, false) => PushKind::Revise,
-        (Reference::Sum, true) => PushKind::ReviseObserved,
+/// The kind of an update.
+fn update_kind(update: &Update) -> PushKind {
+    match (update.reference, update.has_counts) {
+        (None, false) => PushKind::Update,
+        (None, true) => PushKind::Observe,
+        (Some(Reference::Weights), false) => PushKind::Compare,
+        (Some(Reference::Weights), true) => PushKind::CompareObserved,
+        (Some(Reference::Sum), false) => PushKind::Revise,
+        (Some(Reference::Sum), true) => PushKind::ReviseObserved,
     }
 }
 
@@ -379,9 +371,15 @@ fn change_of(
     thresholds: Thresholds,
 ) -> Result<Change, Refusal> {
     Ok(match kind {
-        0 => Change::Update {
+        0 | 5 | 8..=11 => Change::Update(Update {
             learning_rate_scale,
-        },
+            reference: match kind {
+                8 | 9 => Some(Reference::Weights),
+                10 | 11 => Some(Reference::Sum),
+                _ => None,
+            },
+            has_counts: matches!(kind, 5 | 9 | 11),
+        }),
         1 => Change::Assign {
             only_if_absent: false,
         },
@@ -389,18 +387,6 @@ fn change_of(
             only_if_absent: true,
         },
         4 => Change::Delete,
-        5 => Change::Observe {
-            learning_rate_scale,
-        },
-        8..=11 => Change::Compare {
-            learning_rate_scale,
-            reference: if kind < 10 {
-                Reference::Weights
-            } else {
-                Reference::Sum
-            },
-            observes: kind % 2 == 1,
-        },
         6 => Change::Expire(thresholds),
         7 if learning_rate_scale <= 1.0 => Change::Decay {
             rate: learning_rate_scale,

@@ -59,9 +59,7 @@ pub fn push(stream: u64, sequence: u64, floor: u64, keys: &[u64], value: f32) ->
         },
         sequence,
     };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let batch = Batch::new(keys, &values);
     Arc::new(Transaction::new(space(), id, floor, table_id("t"), change, batch).unwrap())
 }

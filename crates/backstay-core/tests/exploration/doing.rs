@@ -117,9 +117,7 @@ impl World {
         } else if deletes {
             (Change::Delete, Vec::new())
         } else {
-            let change = Change::Update {
-                learning_rate_scale: 1.0,
-            };
+            let change = Change::update(1.0);
             (change, vec![-1.0; keys.len()])
         };
         let batch = Batch::new(&keys, &values);

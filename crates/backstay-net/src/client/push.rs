@@ -45,12 +45,12 @@ pub struct PushRequest<'a> {
     pub values: &'a [f32],
     /// Whether NaN and infinity are refused here, before anything is sent.
     pub require_finite: bool,
-    /// Shows and clicks, one each for each key of the batch; with [`Change::Observe`] only.
+    /// Shows and clicks, one each for each key of the batch; with an update that has counts only.
     pub observed: Option<(&'a [f32], &'a [f32])>,
     /// With [`Change::Expire`]: count what would go, and change nothing.
     pub only_count: bool,
-    /// With [`Change::Compare`]: what tells from where the gradient of each different key of the batch
-    /// comes, in the plan's order.
+    /// With an update that has a reference: what tells from where the gradient of each different key of
+    /// the batch comes, in the plan's order.
     pub references: &'a [f32],
 }
 
@@ -79,10 +79,11 @@ impl<'a> PushRequest<'a> {
 
     /// Values of each different key that tell from where its gradient comes.
     fn reference_values(&self) -> usize {
-        match self.change {
-            Change::Compare { reference, .. } => reference.values(self.row_elements),
-            _ => 0,
-        }
+        let reference = match self.change {
+            Change::Update(update) => update.reference,
+            _ => None,
+        };
+        reference.map_or(0, |one| one.values(self.row_elements))
     }
 
     /// Of the request and of its reply.
@@ -355,13 +356,8 @@ fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
         )));
     }
     check_observed(request, plan)?;
-    if let Change::Update {
-        learning_rate_scale: scale,
-    }
-    | Change::Observe {
-        learning_rate_scale: scale,
-    } = request.change
-    {
+    if let Change::Update(update) = request.change {
+        let scale = update.learning_rate_scale;
         if !scale.is_finite() || scale < 0.0 {
             return Err(ClientError::Invalid(format!(
                 "learning_rate_scale is {scale}: must be finite and not negative"
@@ -376,9 +372,9 @@ fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
 
 /// Refuse shows and clicks that are not one for each key, finite and not negative.
 fn check_observed(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
-    let observes = matches!(request.change, Change::Observe { .. });
-    let Some((shows, clicks)) = request.observed.filter(|_| observes) else {
-        if observes == request.observed.is_some() {
+    let has_counts = matches!(request.change, Change::Update(update) if update.has_counts);
+    let Some((shows, clicks)) = request.observed.filter(|_| has_counts) else {
+        if has_counts == request.observed.is_some() {
             return Ok(());
         }
         let reason = "shows and clicks go with an update, and both together";

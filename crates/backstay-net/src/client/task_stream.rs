@@ -56,10 +56,7 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Arc<Push>, ClientError> {
         let attempt = Attempt(Some(&stream.queue));
-        let updates = matches!(
-            request.change,
-            Change::Update { .. } | Change::Observe { .. } | Change::Decay { .. }
-        );
+        let updates = request.change.updates() || matches!(request.change, Change::Decay { .. });
         let pushed = if updates {
             let queue = &stream.queue;
             self.push_to(queue, ordinal, request, plan, deadline).await

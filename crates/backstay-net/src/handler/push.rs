@@ -24,13 +24,14 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         // Show and click, or from where it comes, stand behind the gradient.
         let values = meta.row_elements as usize;
         let elements = meta.change.elements(values).ok_or_else(|| {
-            let lacking = match meta.change {
-                Change::Compare {
-                    reference: Reference::Weights,
-                    ..
-                } => "are no gradient with as many weights behind it",
-                Change::Compare { .. } => "are no gradient with its sums and their birth behind it",
-                _ => "have no show and click",
+            let reference = match meta.change {
+                Change::Update(update) => update.reference,
+                _ => None,
+            };
+            let lacking = match reference {
+                Some(Reference::Weights) => "are no gradient with as many weights behind it",
+                Some(Reference::Sum) => "are no gradient with its sums and their birth behind it",
+                None => "have no show and click",
             };
             let reason = format!("{values} elements {lacking}");
             Refusal::InvalidRequest(reason)

@@ -110,9 +110,7 @@ fn push(sequence: u64) -> Transaction {
 
 fn push_of(stream: StreamId, sequence: u64) -> Transaction {
     let id = TransactionId { stream, sequence };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let batch = Batch::new(&[0], &[-1.0]);
     let space = SlotSpace::new(4).unwrap();
     let table = table_id("t");
@@ -253,9 +251,7 @@ fn the_streams_of_tasks_that_are_gone_expire() {
     let elsewhere = (1..100).find(|&key| space.slot_of(key) != space.slot_of(0));
     let id = push_of(TASK, 1).id;
     let batch = Batch::new(&[elsewhere.unwrap()], &[-1.0]);
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let late = Transaction::new(space, id, 1, table_id("t"), change, batch).unwrap();
     let refused = replicator.push(late).map(|_| ()).unwrap_err();
     assert!(matches!(refused, Refusal::InvalidRequest(_)), "{refused:?}");
@@ -494,9 +490,7 @@ fn change_of_a_row(store: &Store, sequence: u64) -> Transaction {
     let keys: Vec<u64> = keys_of(0).take(1).collect();
     let batch = Batch::new(&keys, &[1.0; 16]);
     let id = push_of(own(9), sequence).id;
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     Transaction::new(store.space(), id, 0, table_id("t"), change, batch).unwrap()
 }
 
@@ -595,9 +589,7 @@ fn begin_push_of(
     sequence: u64,
     keys: &[u64],
 ) -> (oneshot::Receiver<Outcome>, u32) {
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let batch = Batch::new(keys, &vec![1.0; keys.len()]);
     let id = push_of(own(3), sequence).id;
     let space = replicator.store().space();
@@ -725,9 +717,7 @@ fn push_keys(
     let space = replicator.store().space();
     let mut keys: Vec<u64> = keys.collect();
     keys.sort_by_key(|&key| space.slot_of(key));
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let batch = Batch::new(&keys, &vec![1.0; keys.len()]);
     let id = push_of(own(5), sequence).id;
     let mut made = Transaction::new(space, id, sequence, table_id(table), change, batch).unwrap();

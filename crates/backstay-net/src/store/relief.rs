@@ -284,9 +284,7 @@ mod tests {
         let id = TransactionId { stream, sequence };
         let mut keys: Vec<u64> = keys.collect();
         keys.sort_by_key(|&key| store.space().slot_of(key));
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
-        };
+        let change = Change::update(1.0);
         let batch = Batch::new(&keys, &vec![1.0; keys.len()]);
         let made = Transaction::new(store.space(), id, 0, table_id(table), change, batch);
         let mut made = made.unwrap();

@@ -237,9 +237,7 @@ mod tests {
             task: 0,
         };
         let id = TransactionId { stream, sequence };
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
-        };
+        let change = Change::update(1.0);
         let (space, batch) = (SlotSpace::new(4).unwrap(), Batch::new(&[key], &[-1.0]));
         Transaction::new(space, id, sequence, table_id("t"), change, batch).unwrap()
     }

@@ -71,9 +71,7 @@ pub fn update(values: &[f32]) -> PushRequest<'_> {
     PushRequest {
         table: table_id("t"),
         row_elements: DIM,
-        change: Change::Update {
-            learning_rate_scale: 1.0,
-        },
+        change: Change::update(1.0),
         values,
         require_finite: true,
         observed: None,

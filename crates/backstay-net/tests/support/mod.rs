@@ -130,9 +130,7 @@ pub async fn push_all(
     values: &[f32],
     deadline: Deadline,
 ) -> Result<(), ClientError> {
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
+    let change = Change::update(1.0);
     let request = PushRequest {
         require_finite: true,
         ..PushRequest::new(table_id("t"), DIM, change, values)
@@ -349,9 +347,7 @@ pub fn push_meta(table: &str, keys: usize, job: u64, sequence: u64, floor: u64) 
         floor,
         key_count: keys as u32,
         row_elements: DIM as u32,
-        change: Change::Update {
-            learning_rate_scale: 1.0,
-        },
+        change: Change::update(1.0),
         origins: false,
         compensation: Compensation::Ignore,
     }

@@ -1,32 +1,28 @@
-//! What a push tells of shows and clicks, and what a request asks of a table's lifetime: checked
+//! What stands behind the gradients of a push, and what a request asks of a table's lifetime: checked
 //! before anything changes.
 
 use backstay_core::error::Refusal;
 use backstay_core::gradient::{self, NonFinite};
 use backstay_core::spec::{Lifetime, NonFinitePolicy, TableSpec};
 use backstay_core::staleness::Reference;
-use backstay_core::transaction::{Batch, Change};
+use backstay_core::transaction::{Batch, Change, Update};
 
 /// Refuse shows and clicks that are negative or not finite, then apply a policy to the gradients
-/// before them. What stands behind the gradients of a comparison first is to be finite, too.
+/// before them. What tells from where gradients come is to be finite, too.
 pub(super) fn check(
     policy: &NonFinitePolicy,
     spec: &TableSpec,
-    change: Change,
+    update: Update,
     batch: &mut Batch,
 ) -> Result<Result<(), NonFinite>, Refusal> {
     let elements = spec.row_elements();
-    let width = change.values(elements);
+    let width = update.values(elements);
     // The shape is checked later, before anything changes.
     if batch.values().len() != batch.keys().len() * width {
         return Ok(Ok(()));
     }
-    let told = match change {
-        Change::Compare {
-            observes: false, ..
-        } => width,
-        _ => width - 2,
-    };
+    let counts = if update.has_counts { Update::COUNTS } else { 0 };
+    let told = width - counts;
     let not_negative = |row: &[f32]| row[told..].iter().all(|&one| one >= 0.0);
     // Nearly always so, and looked at in long strides.
     if *policy == NonFinitePolicy::Refuse
