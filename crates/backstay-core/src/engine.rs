@@ -17,7 +17,7 @@ use crate::life::{Gone, Thresholds};
 use crate::marks::Spans;
 use crate::row_map::ReadingToken;
 use crate::spec::TableSpec;
-use crate::staleness::{self, Staleness, StalenessCounts, UNTOLD};
+use crate::staleness::{self, PushStaleness, StalenessCounts, UNTOLD};
 use crate::stream::StreamId;
 use crate::stream_memory::StreamMemory;
 use crate::table::{Moment, Table};
@@ -96,7 +96,7 @@ struct Ages {
     wanted: bool,
     /// Of the table, by slot; empty for what is no update.
     updates: Vec<u64>,
-    push: Staleness,
+    push: PushStaleness,
     /// Of the slots that this node is master of.
     counts: StalenessCounts,
 }
@@ -110,7 +110,7 @@ impl Ages {
             } else {
                 Vec::new()
             },
-            push: Staleness::default(),
+            push: PushStaleness::default(),
             counts: StalenessCounts::default(),
         }
     }
@@ -131,7 +131,7 @@ impl Ages {
         staleness
     }
 
-    fn finish(self, table: &mut Table) -> Staleness {
+    fn finish(self, table: &mut Table) -> PushStaleness {
         if !self.updates.is_empty() {
             table.put_updates(self.updates, &self.counts);
         }

@@ -7,9 +7,9 @@
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`], [`gradient`] and [`life`] work on single rows; [`expression`] runs
 //! users' functions over blocks of them; [`staleness`] counts how old a gradient is, and
-//! [`revision`] makes up for it; [`row_map`] holds the rows
-//! of one slot, by a [`row_index`], with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows
-//! of many slots; [`read_table`] is for lookups alone, where an export is served;
+//! [`compensation`] makes up for it; [`row_map`] holds the rows of one slot, by a [`row_index`],
+//! with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows of
+//! many slots; [`read_table`] is for lookups alone, where an export is served;
 //! [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
 //! [`wire`] lays requests out as bytes.
@@ -18,6 +18,7 @@
 compile_error!("backstay lays arrays on the wire as they are in memory, little-endian");
 
 mod closed;
+pub mod compensation;
 pub mod engine;
 pub mod error;
 pub mod expression;
@@ -31,7 +32,6 @@ mod prefetch;
 pub mod read_table;
 pub mod removed;
 pub mod replication;
-pub mod revision;
 pub mod row_index;
 pub mod row_map;
 pub mod spec;

@@ -11,7 +11,7 @@ use std::ops::AddAssign;
 use crate::expression::{RowBatch, Statistic, StatisticsOfRow};
 use crate::hash::{mix64, SlotSpace};
 use crate::spec::lifetime::{Expiry, Lifetime, ScoreRule, ShowClick};
-use crate::staleness::Staleness;
+use crate::staleness::PushStaleness;
 use crate::stream::TransactionId;
 
 /// The part of a share that an eviction makes free: 1/16.
@@ -439,7 +439,7 @@ pub struct Gone {
     /// Keys of a push that got no row.
     pub not_admitted: u64,
     /// How stale its gradients were.
-    pub stale: Staleness,
+    pub stale: PushStaleness,
 }
 
 impl Gone {

@@ -11,9 +11,9 @@ pub mod lifetime;
 
 use serde::{Deserialize, Serialize};
 
+use crate::compensation::Compensation;
 use crate::expression::{Function, Pull};
 use crate::optimizer::{Optimizer, RowOptimizer};
-use crate::staleness::Compensation;
 use crate::storage;
 
 pub use check::{

@@ -12,14 +12,14 @@ mod user_update;
 
 use std::sync::Arc;
 
+use crate::compensation::{Compensated, Compensation, Reference, RevisedAdagrad};
 use crate::error::Refusal;
 use crate::hash::{mix64, table_id, SlotSpace};
 use crate::initializer::RowInitializer;
 use crate::optimizer::{Optimizer, OptimizerStamp, OptimizerVisitor, RowOptimizer};
-use crate::revision::{self, Revised};
 use crate::row_map::RowMap;
 use crate::spec::{TableKind, TableSpec};
-use crate::staleness::{Compensated, Compensation, Reference, StalenessCounts};
+use crate::staleness::StalenessCounts;
 use crate::storage;
 use crate::stream::TransactionId;
 use crate::transaction::{Batch, Change, Update};
@@ -389,7 +389,7 @@ impl Table {
     /// Copy what pushes to `keys` are to bring behind their gradients, to `out`: the sum of gradients
     /// of each row, and its birth; zeros of a key without a row. Refuses a table that keeps none.
     pub fn read_sums(&self, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
-        let told = revision::told_elements(self.elements);
+        let told = Reference::Sum.values(self.elements);
         if self.spec.compensation.reference() != Some(Reference::Sum) {
             return Err(Refusal::InvalidRequest(format!(
                 "table {} keeps no sums of gradients: it does not revise its steps (compensation)",
@@ -461,7 +461,7 @@ impl Table {
         };
         match (moment.compensation, optimizer) {
             (Compensation::AdaptiveRevision, Optimizer::Adagrad(adagrad)) => {
-                kernel.run(&Revised::new(adagrad));
+                kernel.run(&RevisedAdagrad::new(adagrad));
             }
             _ => optimizer.dispatch(kernel),
         }

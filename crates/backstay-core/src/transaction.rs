@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use crate::compensation::{Compensation, Reference};
 use crate::error::Refusal;
 use crate::hash::SlotSpace;
 use crate::life::Thresholds;
 use crate::optimizer::OptimizerStamp;
 use crate::spec::TableSpec;
-use crate::staleness::{self, Compensation, Reference};
+use crate::staleness;
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from

@@ -7,11 +7,12 @@ mod engine_support;
 
 use std::sync::Arc;
 
+use backstay_core::compensation::{Compensation, Reference};
 use backstay_core::engine::{CopyPiece, Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::{Compensation, Reference, Staleness};
+use backstay_core::staleness::PushStaleness;
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 use engine_support::*;
 
@@ -222,7 +223,7 @@ fn a_push_is_as_stale_as_its_slots_have_moved_on() {
     apply(&mut engine, &delete(1, 4, &all)).unwrap();
     assert_eq!(origins(&engine, &some), [pulled[0] + 3, pulled[1] + 3]);
     let stale = told(&push(2, 0, 0, &all, -1.0), &pulled);
-    let wanted = Staleness {
+    let wanted = PushStaleness {
         known: 4,
         sum: 6,
         max: 3,
@@ -232,7 +233,7 @@ fn a_push_is_as_stale_as_its_slots_have_moved_on() {
     let repeated = apply(&mut engine, &stale).unwrap();
     assert_eq!(
         (repeated.skipped, repeated.gone.stale),
-        (4, Staleness::default())
+        (4, PushStaleness::default())
     );
     let counts = engine.table(table_id("t")).unwrap().staleness();
     assert_eq!(

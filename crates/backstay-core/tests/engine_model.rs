@@ -9,11 +9,12 @@ mod engine_support;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use backstay_core::compensation::{Compensation, Reference};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::optimizer::Optimizer;
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::{Compensation, Reference, StalenessCounts, UNTOLD};
+use backstay_core::staleness::{StalenessCounts, UNTOLD};
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 use engine_support::*;

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
+use backstay_core::compensation::Compensation;
 use backstay_core::engine::SlotMemory;
 use backstay_core::error::Refusal;
 use backstay_core::hash::SlotSpace;
 use backstay_core::life::Thresholds;
 use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::message::{Message, Refuse, SlotOrder};
-use backstay_core::staleness::Compensation;
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Stamp, Transaction};
 use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame, Purpose};

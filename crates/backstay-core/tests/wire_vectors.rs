@@ -4,10 +4,11 @@
 // What fails in a helper is a failed test.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use backstay_core::compensation::{Compensation, Reference};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
 use backstay_core::life::Thresholds;
-use backstay_core::staleness::{Compensation, Reference, Staleness};
+use backstay_core::staleness::PushStaleness;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Change, Update};
 use backstay_core::wire::{
@@ -65,8 +66,8 @@ fn thresholds(fields: &Value) -> Thresholds {
     }
 }
 
-fn staleness(fields: &Value) -> Option<Staleness> {
-    Some(Staleness {
+fn staleness(fields: &Value) -> Option<PushStaleness> {
+    Some(PushStaleness {
         known: number(fields.get("known_slots")?),
         unknown: number(&fields["unknown_slots"]),
         sum: number(&fields["staleness_sum"]),

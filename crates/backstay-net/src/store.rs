@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
+use backstay_core::compensation::Reference;
 use backstay_core::engine::{Engine, ServingState, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
@@ -24,7 +25,7 @@ use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::life::{Gone, Thresholds};
 use backstay_core::replication::Rows;
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
-use backstay_core::staleness::{Reference, StalenessCounts};
+use backstay_core::staleness::StalenessCounts;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::{PlainRows, Table};
 use backstay_core::transaction::{Change, Run, StagedRun, Transaction};

@@ -9,10 +9,11 @@ mod support;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use backstay_core::compensation::Reference;
 use backstay_core::error::code;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::{Reference, Staleness};
+use backstay_core::staleness::PushStaleness;
 use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushReply};
 use backstay_net::client::{Client, ClientError, Deadline, PushRequest};
@@ -34,12 +35,12 @@ async fn pull_all(client: &Arc<Client>, keys: &[u64]) -> Vec<f32> {
     rows
 }
 
-async fn push_ones(client: &Client, keys: &[u64]) -> Staleness {
+async fn push_ones(client: &Client, keys: &[u64]) -> PushStaleness {
     let plan = client.plan(keys).unwrap();
     let values = vec![-1.0; keys.len() * DIM];
     push_all(client, &plan, &values, soon()).await.unwrap();
     let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    Staleness {
+    PushStaleness {
         known: read(&client.counters.stale_slots),
         sum: read(&client.counters.staleness_sum),
         max: read(&client.counters.staleness_max) as u32,
@@ -62,9 +63,9 @@ fn a_client_that_asks_hears_how_stale_its_pushes_are() {
         one.track_staleness(table_id("t"));
         assert_eq!(pull_all(&one, &keys).await, vec![0.0; keys.len() * DIM]);
         for _ in 0..3 {
-            assert_eq!(push_ones(&other, &keys).await, Staleness::default());
+            assert_eq!(push_ones(&other, &keys).await, PushStaleness::default());
         }
-        let mut wanted = Staleness {
+        let mut wanted = PushStaleness {
             known: slots,
             sum: 3 * slots,
             max: 3,
@@ -72,7 +73,7 @@ fn a_client_that_asks_hears_how_stale_its_pushes_are() {
         };
         assert_eq!(push_ones(&one, &keys).await, wanted);
         // Without another pull its own push counts, too.
-        wanted = Staleness {
+        wanted = PushStaleness {
             known: 2 * slots,
             sum: 7 * slots,
             max: 4,
@@ -288,9 +289,9 @@ fn origins_that_do_not_fit_are_refused() {
     }
     raw.send(&told(&[&key_and_row[..], &[0; 8]].concat()));
     let reply = raw.expect_push_reply(5);
-    let stale = Staleness {
+    let stale = PushStaleness {
         known: 1,
-        ..Staleness::default()
+        ..PushStaleness::default()
     };
     let wanted = PushReply {
         routing_version: 1,

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
+use backstay_core::compensation::Reference;
 use backstay_core::life::Thresholds;
-use backstay_core::staleness::Reference;
 use backstay_core::stream::{StreamId, OWN_PASS};
 use backstay_net::client::routing::{Routing, ServerAddress};
 use backstay_net::client::{Client, ClientOptions, Deadline, Event, Pull};

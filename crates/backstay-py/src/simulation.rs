@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use backstay_core::compensation::Reference;
 use backstay_core::engine::{Engine, ServingState, SlotSnapshot, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::life::Thresholds;
 use backstay_core::replication::{
     LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Way, Work,
 };
-use backstay_core::staleness::Reference;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::PlainRows;
 use backstay_core::transaction::{Batch, Change, Transaction};

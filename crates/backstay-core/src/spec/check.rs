@@ -10,9 +10,9 @@ use super::lifetime::{
     MIN_SHARE,
 };
 use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
+use crate::compensation::{Compensation, DelayCompensation};
 use crate::expression::{Function, FunctionError, OfStatistics, Statistic};
 use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
-use crate::staleness::{Compensation, Delay};
 
 /// Longest JSON text of one description.
 pub const MAX_JSON_BYTES: usize = 65_536;
@@ -285,7 +285,7 @@ impl Checker<'_> {
             return Ok(());
         };
         let field = "compensation.delay_compensated";
-        let mut all = Delay::NUMBERS.iter().zip(delay.numbers());
+        let mut all = DelayCompensation::NUMBERS.iter().zip(delay.numbers());
         all.try_for_each(|(&(name, (low, high)), value)| {
             self.number(&format!("{field}.{name}"), value, low, high)
         })?;

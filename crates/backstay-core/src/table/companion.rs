@@ -7,6 +7,7 @@
 
 use super::live::Live;
 use super::Table;
+use crate::compensation::Compensation;
 use crate::expression::{RowBatch, Statistic};
 use crate::hash::mix64;
 use crate::life::{self, Seen, SlotPart, Thresholds};
@@ -14,7 +15,6 @@ use crate::optimizer::{Optimizer, Sgd};
 use crate::row_map::RowMap;
 use crate::spec::lifetime::{Admission, Expiry, Lifetime, ScoreRule, ShowClick};
 use crate::spec::{Initializer, NonFinitePolicy, Storage, TableKind, TableSpec};
-use crate::staleness::Compensation;
 
 /// What stands behind a table's name in its companion's; no name of a user's table has it.
 pub const COMPANION_SUFFIX: &str = "@admission";

@@ -5,17 +5,16 @@
 use super::companion::{Counters, Judge};
 use super::user_update::Met;
 use super::{unmoved, Moment, Place, Table, BLOCK};
+use crate::compensation::{Compensated, Compensation, RevisedAdagrad};
 use crate::error::Refusal;
 use crate::expression::{Program, Statistic};
 use crate::hash::{mix64, table_id, SlotSpace};
 use crate::life::{self, Gone, Seen, SlotPart, Statistics};
 use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer, User};
-use crate::revision::Revised;
 use crate::spec::lifetime::{
     Admission, Evict, Lifetime, ScoreRule, Unadmitted, FILTER_BLOCK_BYTES,
 };
 use crate::spec::TableSpec;
-use crate::staleness::{Compensated, Compensation};
 use crate::storage;
 use crate::transaction::Change;
 
@@ -138,7 +137,7 @@ impl Table {
                 gone.not_admitted = match (moment.compensation, optimizer) {
                     (_, Optimizer::User(user)) => kernel.by_user(user),
                     (Compensation::AdaptiveRevision, Optimizer::Adagrad(adagrad)) => {
-                        kernel.run(&Revised::new(adagrad))
+                        kernel.run(&RevisedAdagrad::new(adagrad))
                     }
                     _ => optimizer.dispatch(kernel),
                 };

@@ -1,9 +1,10 @@
 //! The meta part of each kind of frame.
 
 use super::frame::{cut_text, Reader, MAX_TEXT_BYTES};
+use crate::compensation::{Compensation, DelayCompensation, Reference};
 use crate::error::Refusal;
 use crate::life::Thresholds;
-use crate::staleness::{Compensation, Delay, Reference, Staleness};
+use crate::staleness::PushStaleness;
 use crate::stream::{StreamId, TransactionId};
 use crate::transaction::{Change, Update};
 
@@ -291,7 +292,12 @@ impl PushMeta {
             Change::Evict => put_thresholds(&mut out, &Thresholds::default()),
             _ => {}
         }
-        for number in self.compensation.delay().iter().flat_map(Delay::numbers) {
+        for number in self
+            .compensation
+            .delay()
+            .iter()
+            .flat_map(DelayCompensation::numbers)
+        {
             out.extend(number.to_le_bytes());
         }
         out
@@ -424,7 +430,7 @@ pub struct PushReply {
     /// Slots that had applied it before: this was a retry.
     pub skipped_slots: u32,
     /// How stale it was where it was applied now, if it told origins.
-    pub stale: Option<Staleness>,
+    pub stale: Option<PushStaleness>,
 }
 
 impl PushReply {
@@ -453,7 +459,7 @@ impl PushReply {
             stale: None,
         };
         if reader.left() >= 32 {
-            reply.stale = Some(Staleness {
+            reply.stale = Some(PushStaleness {
                 known: reader.u64()?,
                 unknown: reader.u64()?,
                 sum: reader.u64()?,

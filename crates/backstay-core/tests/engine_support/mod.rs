@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
+use backstay_core::compensation::Compensation;
 use backstay_core::engine::{Engine, ServingState, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::Compensation;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
 
+use backstay_core::compensation::Compensation;
 use backstay_core::engine::{Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{mix64, table_id, SlotSpace};
@@ -19,7 +20,7 @@ use backstay_core::replication::{
     Way, Work,
 };
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::{origin, Compensation};
+use backstay_core::staleness::origin;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Batch, Change, Run, StagedRun, Stamp, Transaction};
 

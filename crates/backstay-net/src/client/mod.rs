@@ -36,7 +36,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use backstay_core::staleness::{bucket_of, Reference, Staleness, BUCKETS};
+use backstay_core::compensation::Reference;
+use backstay_core::staleness::{bucket_of, PushStaleness, BUCKETS};
 use backstay_core::stream::StreamId;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -92,8 +93,8 @@ pub struct ClientCounters {
 
 impl ClientCounters {
     /// How stale a push was.
-    fn count_staleness(&self, stale: &Staleness) {
-        if *stale == Staleness::default() {
+    fn count_staleness(&self, stale: &PushStaleness) {
+        if *stale == PushStaleness::default() {
             return;
         }
         self.stale_slots.fetch_add(stale.known, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use backstay_core::staleness::Reference;
+use backstay_core::compensation::Reference;
 use backstay_core::wire::{Opcode, PullMeta, PullReply, MAX_META_BYTES};
 
 use super::error::ClientError;

@@ -10,10 +10,10 @@ use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use backstay_core::compensation::Compensation;
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
 use backstay_core::life::Gone;
-use backstay_core::staleness::Compensation;
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Change;
 use backstay_core::wire::{DeleteReply, ExpireReply, Opcode, PushMeta, PushReply};

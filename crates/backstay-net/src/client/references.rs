@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backstay_core::staleness::Reference;
+use backstay_core::compensation::Reference;
 use parking_lot::Mutex;
 
 use super::error::ClientError;

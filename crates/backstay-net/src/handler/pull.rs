@@ -1,7 +1,7 @@
 //! `Pull`: the rows of some keys of a table.
 
+use backstay_core::compensation::Reference;
 use backstay_core::error::Refusal;
-use backstay_core::staleness::Reference;
 use backstay_core::wire::{Header, Opcode, PullMeta, PullReply, HEADER_BYTES};
 use tokio::io::AsyncWrite;
 

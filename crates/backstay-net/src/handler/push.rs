@@ -1,8 +1,8 @@
 //! `Push`: gradients or values for some keys of a table.
 
+use backstay_core::compensation::Reference;
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
-use backstay_core::staleness::Reference;
 use backstay_core::transaction::{Batch, Change, Transaction};
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 use tokio::io::AsyncWrite;

@@ -1,10 +1,10 @@
 //! What stands behind the gradients of a push, and what a request asks of a table's lifetime: checked
 //! before anything changes.
 
+use backstay_core::compensation::Reference;
 use backstay_core::error::Refusal;
 use backstay_core::gradient::{self, NonFinite};
 use backstay_core::spec::{Lifetime, NonFinitePolicy, TableSpec};
-use backstay_core::staleness::Reference;
 use backstay_core::transaction::{Batch, Change, Update};
 
 /// Refuse shows and clicks that are negative or not finite, then apply a policy to the gradients

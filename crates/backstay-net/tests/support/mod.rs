@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use backstay_core::compensation::Compensation;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::ReplicaOptions;
 use backstay_core::spec::TableSpec;
-use backstay_core::staleness::Compensation;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{

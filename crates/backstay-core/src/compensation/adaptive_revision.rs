@@ -1,7 +1,7 @@
 //! Adaptive revision: Adagrad for gradients that come late. Pure functions over one row.
 //!
 //! A row keeps the sum of its gradients. A pull brings that sum along, a push sends it back, and so
-//! the server knows what was applied in between. See [`crate::staleness`] for what tables may do.
+//! the server knows what was applied in between.
 
 use crate::hash::mix64;
 use crate::optimizer::{scaled_rate, Adagrad, RowOptimizer};
@@ -50,18 +50,18 @@ pub(crate) fn birth(id: TransactionId) -> f32 {
 /// Source: B. McMahan and M. Streeter, "Delay-tolerant algorithms for asynchronous distributed online
 /// learning", NIPS 2014, algorithm `AdaptiveRevision`; their `gbar` is `sum`, `z'` is `a`. Epsilon
 /// stands where Adagrad has it.
-pub struct Revised<'a> {
+pub struct RevisedAdagrad<'a> {
     adagrad: &'a Adagrad,
 }
 
-impl<'a> Revised<'a> {
+impl<'a> RevisedAdagrad<'a> {
     /// Of an optimizer.
     pub fn new(adagrad: &'a Adagrad) -> Self {
         Self { adagrad }
     }
 }
 
-impl RowOptimizer for Revised<'_> {
+impl RowOptimizer for RevisedAdagrad<'_> {
     fn state_elements(&self, row_elements: usize) -> usize {
         self.adagrad.state_elements(row_elements) + state_elements(row_elements)
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_late_gradient_revises_as_in_the_paper() {
         const ELEMENTS: usize = 3;
-        let revised = Revised::new(&ADAGRAD);
+        let revised = RevisedAdagrad::new(&ADAGRAD);
         let mut state = vec![0.0f32; revised.state_elements(ELEMENTS)];
         let (own, rest) = state.split_at_mut(ELEMENTS);
         revised.init_state(own);
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn without_delay_it_is_adagrad() {
-        let revised = Revised::new(&ADAGRAD);
+        let revised = RevisedAdagrad::new(&ADAGRAD);
         let mut state = vec![0.25f32, 0.0, 0.0, birth(id(0))];
         let (mut weights, mut plain) = ([1.0f32], ([1.0f32], [0.25f32]));
         for step in 0..50 {
@@ -213,7 +213,7 @@ mod tests {
     /// A sum of a state that is no more says nothing of this one.
     #[test]
     fn a_sum_of_another_birth_counts_as_none() {
-        let revised = Revised::new(&ADAGRAD);
+        let revised = RevisedAdagrad::new(&ADAGRAD);
         let after = |told: [f32; 2]| {
             let (mut weights, mut state) = ([0.0f32], vec![1.25f32, 0.0, 1.0, birth(id(0))]);
             let values = [0.5, told[0], told[1]];
@@ -233,7 +233,7 @@ mod tests {
             initial_accumulator: 0.0,
             ..ADAGRAD
         };
-        let revised = Revised::new(&adagrad);
+        let revised = RevisedAdagrad::new(&adagrad);
         let (mut weights, mut state) = ([0.0f32], vec![0.0f32, 0.0, 0.0, 7.0]);
         for (g, r) in [
             (f32::MAX, 0.0),
