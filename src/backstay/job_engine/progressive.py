@@ -2,7 +2,7 @@
 
 Scores of tasks that are done come in, each once. They are counted in a window, which ends after so
 many records or so much time, and in counts that decay with each record. When a window ends, its
-figures are kept and alerts are judged.
+figures are kept and alerts are judged by them.
 
 The scores of a task are recorded before the task is recorded as done. Now and then all counts are
 recorded, after all tasks that are in them. So a job master that starts has exactly the tasks that
@@ -14,7 +14,6 @@ Imports ``backstay.job``, ``job_engine``, the keys of records and the job's spec
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,15 @@ from typing import Any
 from backstay.consensus.records.keys import JobKeys
 from backstay.errors import InvalidRequest
 from backstay.job.score_counts import BUCKETS, GROUP_BUCKETS, OTHER, ScoreCounts, Scores
+from backstay.job_engine.alerts import Alerts
 from backstay.job_engine.records import Records
-from backstay.job_engine.round_scores import packed_text, scores_of_text, unpacked_text
-from backstay.job_spec import AlertSpec, JobSpec, ProgressiveSpec
+from backstay.job_engine.round_scores import (
+    begun_keys,
+    packed_text,
+    scores_of_text,
+    unpacked_text,
+)
+from backstay.job_spec import JobSpec, ProgressiveSpec
 from backstay.json_record import Count, JsonRecord
 
 __all__ = ["Progressive"]
@@ -38,8 +43,6 @@ TASKS_MAX = 64
 TASKS_TEXT_MAX = 512 * 1024
 
 IsDone = Callable[[str, int], bool]
-
-log = logging.getLogger(__name__)
 
 
 class _Series:
@@ -90,31 +93,6 @@ class _TaskForm(JsonRecord, what="scores of a task"):
     scores: str
 
 
-@dataclass
-class _Rule:
-    """An alert, and how it stands.
-
-    Attributes:
-        spec: What is watched.
-        windows: In how many windows in a row it has held.
-        value: The figure of the last one of them.
-    """
-
-    spec: AlertSpec
-    windows: int = 0
-    value: float = 0.0
-
-    @property
-    def is_active(self) -> bool:
-        return self.windows >= self.spec.for_windows
-
-    @property
-    def words(self) -> str:
-        """Return what is wrong, for people."""
-        unit = "window" if self.windows == 1 else "windows"
-        return f"{self.spec.text} for {self.windows} {unit} ({self.value:.6g} in the last)"
-
-
 class Progressive:
     """The metrics of a job's predictions; what changes is recorded."""
 
@@ -144,13 +122,13 @@ class Progressive:
         self._spec: ProgressiveSpec = spec.progressive
         self._keys = keys
         self._records = records
-        self._alerts = spec.alerts
+        self._alert_specs = spec.alerts
         self._begin(now_s)
         self._load(recorded, is_done, now_s)
 
     def _begin(self, now_s: float) -> None:
         """Begin without any count."""
-        self._rules = [_Rule(rule) for rule in self._alerts]
+        self._alerts = Alerts(self._alert_specs)
         self.examples = self.skipped = self._number = 0
         self._all = _Series(BUCKETS)
         self._by: dict[str, _Series] = {}
@@ -232,6 +210,7 @@ class Progressive:
         """Raise InvalidRequest if a record cannot be read."""
         _counts_of(recorded)
         _tasks_of(recorded)
+        begun_keys(recorded)
 
     # What people see.
 
@@ -244,7 +223,7 @@ class Progressive:
                 "decayed": self._all.decayed.figures(),
                 "by": {value: one.decayed.figures() for value, one in self._by.items()},
                 "windows": list(self._windows),
-                "alerts": [rule.words for rule in self._rules if rule.is_active],
+                "alerts": self._alerts.words,
             }
         return self._shown
 
@@ -297,13 +276,10 @@ class Progressive:
             "window_by": {value: one.window.figures() for value, one in self._by.items()},
             "decayed_by": {value: one.decayed.figures() for value, one in self._by.items()},
         }
-        stop = self._judge(ended)
-        ended["alerts"] = [rule.words for rule in self._rules if rule.is_active]
+        stop = self._alerts.judge(ended)
+        ended["alerts"] = self._alerts.words
         if stop:
-            # Who starts the job again wants to see new windows first.
-            for rule in self._rules:
-                if rule.spec.action == "stop":
-                    rule.windows = 0
+            self._alerts.begin_stops_anew()
         if len(self._windows) > 1:
             # Figures of values are many: those of two windows do.
             self._windows[-2].update(window_by={}, decayed_by={})
@@ -314,23 +290,6 @@ class Progressive:
             series.window = ScoreCounts(series.window.buckets)
         self._shown = None
         self._record_counts(now_s)
-        return stop
-
-    def _judge(self, ended: Mapping[str, Any]) -> str:
-        """Hold each alert against a window; return why the job is to stop, empty: it is not."""
-        stop = ""
-        for rule in self._rules:
-            value = ended[rule.spec.over][rule.spec.metric]
-            if value is None:
-                # Nothing is known of it in this window.
-                continue
-            was_active = rule.is_active
-            rule.windows = rule.windows + 1 if rule.spec.is_bad(value) else 0
-            rule.value = value
-            if rule.is_active and not was_active:
-                log.warning("alert in window %d: %s", ended["number"], rule.words)
-                if rule.spec.action == "stop":
-                    stop = stop or f"alert: {rule.words}"
         return stop
 
     # Records.
@@ -353,7 +312,7 @@ class Progressive:
                 (value, packed_text(one.window.to_bytes()), packed_text(one.decayed.to_bytes()))
                 for value, one in series
             ),
-            {one.spec.text: (one.windows, one.value) for one in self._rules if one.windows},
+            self._alerts.recorded(),
         )
         text = form.to_json()
         self._records.stage_text(self._keys.progressive_counts(self._number), text)
@@ -380,18 +339,15 @@ class Progressive:
                 continue
             self._single.append((number, size))
             self._count(_scores(form, self._spec.by))
-        for key in recorded:
-            if key.startswith("begun/"):
-                _, round_name, task, _ = key.split("/")
-                if is_done(round_name, int(task)):
-                    self._records.stage_removal(f"{self._keys.all_progressive}{key}")
+        for begun in begun_keys(recorded):
+            if is_done(begun.round, begun.task):
+                self._records.stage_removal(f"{self._keys.all_progressive}{begun.key}")
 
     def _take_counts(self, found: _CountsForm, now_s: float) -> None:
         self._number, self._window = found.number, max(1, found.window)
         self.examples, self.skipped = found.examples, found.skipped
         self._window_began_s = now_s - found.age_s
-        for rule in self._rules:
-            rule.windows, rule.value = found.alerts.get(rule.spec.text, (0, 0.0))
+        self._alerts.take(found.alerts)
         for value, window, decayed in found.series:
             if value and found.by != self._spec.by:
                 # Values of another column.

@@ -24,8 +24,10 @@ from backstay.job.score_counts import Scores
 from backstay.json_record import JsonRecord
 
 __all__ = [
+    "BegunKey",
     "RoundScores",
     "Scored",
+    "begun_keys",
     "begun_scores",
     "packed_text",
     "scores_of_text",
@@ -58,6 +60,15 @@ class _BegunForm(JsonRecord, what="scores of begun tasks"):
 
     by: str
     scores: str
+
+
+class BegunKey(NamedTuple):
+    """The key of a record of what an attempt began with, and what it says."""
+
+    key: str
+    round: str
+    task: int
+    batch: int
 
 
 class _Known(NamedTuple):
@@ -166,13 +177,29 @@ def begun_scores(
     Raises:
         InvalidRequest: A record cannot be read.
     """
-    prefix, found = f"begun/{round_name}/", {}
-    for key, text in recorded.items():
-        if key.startswith(prefix):
-            task, batch = key.removeprefix(prefix).split("/")
-            form = _BegunForm.from_json(text)
+    found = {}
+    for begun in begun_keys(recorded):
+        if begun.round == round_name:
+            form = _BegunForm.from_json(recorded[begun.key])
             scores = scores_of_text(form.scores, keeps_values=form.by == by)
-            found[int(task), int(batch)] = scores.to_bytes()
+            found[begun.task, begun.batch] = scores.to_bytes()
+    return found
+
+
+def begun_keys(keys: Iterable[str]) -> list[BegunKey]:
+    """Return which of some keys, without ``keys.all_progressive``, are of what attempts begin with.
+
+    Raises:
+        InvalidRequest: One names no batch of a task.
+    """
+    found = []
+    for key in keys:
+        kind, *place = key.split("/")
+        if kind != "begun":
+            continue
+        if len(place) != 3 or not (place[1].isdecimal() and place[2].isdecimal()):
+            raise InvalidRequest(f"progressive metrics: the record {key!r} names no batch")
+        found.append(BegunKey(key, place[0], int(place[1]), int(place[2])))
     return found
 
 

@@ -294,6 +294,7 @@ def test_all_counts_fit_into_one_record() -> None:
         {"counts/x": "{}"},
         {"tasks/1": '{"round":"training-1","task":0,"by":"","scores":"!"}'},
         {"tasks/1": '{"round":"training-1","task":0,"by":"","scores":"AAAA"}'},
+        {"begun/training-1/3": "{}"},
     ],
 )
 def test_records_that_cannot_be_read_are_refused(recorded: dict[str, str]) -> None:
