@@ -132,7 +132,7 @@ def _add_stream(status: job_pb2.JobStatus, job: Job) -> None:
         status.stream.lag_s = 0.0
     elif job.stream.lag_s is not None:
         status.stream.lag_s = job.stream.lag_s
-    status.stream.waiting_folders = job.stream.waiting
+    status.stream.waiting_folders = job.stream.waiting_folders
     status.stream.dropped_records = dropped
     status.stream.stopping = job.stream_record.stopping
 

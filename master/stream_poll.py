@@ -49,7 +49,7 @@ class StreamPoll:
                 asked_s = self._job.now()
                 while look is not None and not self._job.is_over:
                     await self._take(look)
-                    if not await self._until_lacking(asked_s + ASK_S):
+                    if not await self._lacks_tasks_before(asked_s + ASK_S):
                         break
                 await asyncio.sleep(max(0.0, asked_s + ASK_S - self._job.now()))
         finally:
@@ -71,7 +71,7 @@ class StreamPoll:
             job.end("failed", str(error))
             return None
         self._say("")
-        job.note_part_of_source(look.trouble, look.waiting)
+        job.note_part_of_source(look.trouble, look.waiting_folders)
         return look
 
     def _say(self, trouble: str) -> None:
@@ -95,8 +95,8 @@ class StreamPoll:
                 break
         self._job.take(planned)
 
-    async def _until_lacking(self, until_s: float) -> bool:
-        """Wait until a period has no task to do though there are records; False: until then."""
+    async def _lacks_tasks_before(self, until_s: float) -> bool:
+        """Wait until then, or until workers have no task to do though there are records: True."""
         job = self._job
         while not job.is_over:
             left_s = until_s - job.now()

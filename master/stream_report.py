@@ -63,7 +63,7 @@ class StreamReport:
         if not job.stream_record.positions or job.stream.lag is None:
             return
         behind = job.behind()
-        if behind or job.stream.waiting:
+        if behind or job.stream.waiting_folders:
             oldest_s = await self._asked("lag", lambda: self._source.oldest_s(behind))
             job.note_lag(None if oldest_s is None else max(0.0, self._unix_s() - oldest_s))
         else:

@@ -21,13 +21,13 @@ class SourceLook(NamedTuple):
             nobody can tell now.
         folders: Closed folders that are not over, in the order in which they are taken, each with
             its files, which are parts; None: the source has no folders.
-        waiting: Closed folders whose records are not counted yet.
+        waiting_folders: Closed folders whose records are not counted yet.
         trouble: What is wrong with some of it, for people; empty: nothing.
     """
 
     ends: Mapping[str, tuple[int, int] | None]
     folders: Mapping[str, tuple[str, ...]] | None = None
-    waiting: int = 0
+    waiting_folders: int = 0
     trouble: str = ""
 
 

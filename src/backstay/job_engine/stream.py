@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from backstay.job_spec import PeriodSpec
 from backstay.schedule.folders import next_folder_takes
-from backstay.schedule.takes import Take, folders_taken, followed
+from backstay.schedule.takes import Take, advance, folders_taken
 from backstay.schedule.taking import Lag, PartEnds, Room, Waiting, lag_of, next_takes
 from backstay.schedule.task_table import TaskTable
 
@@ -27,7 +27,7 @@ class Stream:
             not over.
         lag: How far the job is behind; None: not known yet.
         lag_s: How long the oldest record that is not done has been there; None: not known.
-        waiting: Closed folders whose records are not counted yet.
+        waiting_folders: Closed folders whose records are not counted yet.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Stream:
         self.dropped = 0
         self.lag: Lag | None = None
         self.lag_s: float | None = None
-        self.waiting = 0
+        self.waiting_folders = 0
         self._ends: Mapping[str, PartEnds] = {}
         self._waiting: dict[str, Waiting] = {}
 
@@ -47,7 +47,7 @@ class Stream:
             positions: As recorded.
             takes: What the periods have taken since.
         """
-        self.positions, self.dropped = followed(positions, takes)
+        self.positions, self.dropped = advance(positions, takes)
         self.lag = self.lag_s = None
         self._ends, self._waiting = {}, {}
 
@@ -87,7 +87,7 @@ class Stream:
     def took(self, takes: Iterable[Take]) -> int:
         """Take note of takes; returns how many offsets before them the source had dropped."""
         shards = [(take.name, take.records) for take in takes]
-        after = followed(self.positions, shards)
+        after = advance(self.positions, shards)
         self.positions = after.positions
         self.dropped += after.dropped
         if self.lag is not None:

@@ -20,11 +20,11 @@ __all__ = [
     "FOLDERS_KEPT",
     "PERIODS_KEPT",
     "TAKES_PER_RECORD",
-    "Followed",
+    "Advanced",
     "Take",
+    "advance",
     "folder_part",
     "folders_taken",
-    "followed",
     "is_folder",
     "part_and_offset",
     "with_takes",
@@ -58,8 +58,8 @@ class Take(NamedTuple):
         return f"{self.part}@{self.first}"
 
 
-class Followed(NamedTuple):
-    """What follows from takes.
+class Advanced(NamedTuple):
+    """Where takes lead to.
 
     Attributes:
         positions: The next offset of each partition; of a folder that is over, instead of its
@@ -93,8 +93,8 @@ def part_and_offset(shard: str) -> tuple[str, int]:
     return part, int(first)
 
 
-def followed(positions: Mapping[str, int], takes: Iterable[tuple[str, int]]) -> Followed:
-    """Return what follows from the takes of periods.
+def advance(positions: Mapping[str, int], takes: Iterable[tuple[str, int]]) -> Advanced:
+    """Return where the takes of periods lead to.
 
     Args:
         positions: The next offset of each partition before them; of one that is not there: 0.
@@ -117,7 +117,7 @@ def followed(positions: Mapping[str, int], takes: Iterable[tuple[str, int]]) -> 
             raise InvalidRequest(f"takes: offset {first} of {part} was taken before")
         dropped += gap
         found[part] = first + records
-    return Followed(found, dropped)
+    return Advanced(found, dropped)
 
 
 def _without_files(positions: Mapping[str, int], folder: str) -> dict[str, int]:

@@ -20,7 +20,7 @@ from backstay.data.source import SourceLook
 from backstay.errors import ConfigError, DataChanged, DataUnavailable
 from backstay.job_spec import DataSpec
 from backstay.schedule.folders import next_folder_takes
-from backstay.schedule.takes import FOLDERS_KEPT, Take, followed
+from backstay.schedule.takes import FOLDERS_KEPT, Take, advance
 from backstay.schedule.taking import PartEnds, Room
 from backstay.schedule.task_table import TaskTable
 from tests.s3 import s3_server
@@ -105,7 +105,7 @@ class Job:
         takes = next_folder_takes(
             look.folders, ends, self.positions, room, table, folders_left=None
         )
-        self.positions = followed(self.positions, [(t.name, t.records) for t in takes]).positions
+        self.positions = advance(self.positions, [(t.name, t.records) for t in takes]).positions
         return [record for take in takes for record in self.records(take)]
 
     def records(self, take: Take) -> list[str]:
@@ -143,7 +143,7 @@ def test_another_job_master_goes_on_from_the_positions(storage: Storage) -> None
     storage.folder("26/09", a=3)
     job = Job(storage.data())
     file = f"{storage.root}/26/08/a.csv"
-    job.positions = followed(job.positions, [(f"{file}@0", 2)]).positions
+    job.positions = advance(job.positions, [(f"{file}@0", 2)]).positions
     again = Job(storage.data())
     again.positions = job.positions
     assert again.look().ends[file] == (0, 3)
@@ -205,7 +205,7 @@ def test_files_that_were_taken_in_part_and_are_gone_are_told(storage: Storage) -
     storage.folder("26/08", a=3, b=1)
     job = Job(storage.data())
     file = f"{storage.root}/26/08/a.csv"
-    job.positions = followed(job.positions, [(f"{file}@0", 2)]).positions
+    job.positions = advance(job.positions, [(f"{file}@0", 2)]).positions
     storage.remove("26/08/a.csv")
     assert job.look().trouble == f"{file}: taken in part, and not in a closed folder any more"
 
@@ -282,9 +282,9 @@ def test_a_file_that_cannot_be_counted_holds_up_its_folder_and_is_told(tmp_path:
     assert look.folders is not None
     assert list(look.folders) == [f"{tmp_path}/08"]
     assert "09/b.parquet" in look.trouble
-    assert look.waiting == 2
+    assert look.waiting_folders == 2
     pq.write_table(pa.table({"n": [1, 2]}), tmp_path / "09" / "b.parquet")
-    wait_until(lambda: not source.look(source.start()).waiting)
+    wait_until(lambda: not source.look(source.start()).waiting_folders)
     source.close()
 
 
@@ -320,7 +320,7 @@ def test_many_folders_are_looked_at_some_at_a_time(tmp_path: Path) -> None:
         assert len(look.folders) <= 16
         for folder, files in look.folders.items():
             found.append(folder.rpartition("/")[2])
-            job.positions = followed(job.positions, [(f"{folder}/@{len(files)}", 0)]).positions
+            job.positions = advance(job.positions, [(f"{folder}/@{len(files)}", 0)]).positions
     assert found == [f"{number:04}" for number in range(40)]
 
 
@@ -351,7 +351,7 @@ def test_a_folder_that_sorts_before_all_that_are_known_is_an_old_one(tmp_path: P
     data = Storage(str(tmp_path), {})
     job = Job(data.data("*"))
     over = [(f"{tmp_path}/5{number:04}/@1", 0) for number in range(FOLDERS_KEPT)]
-    job.positions = followed(job.positions, over).positions
+    job.positions = advance(job.positions, over).positions
     data.folder("49999", a=1)
     data.folder("60000", a=1)
     assert job.take() == ["60000/a-0"]

@@ -7,7 +7,7 @@ import pytest
 from backstay.errors import InvalidRequest
 from backstay.job_spec import PeriodSpec
 from backstay.schedule.folders import next_folder_takes
-from backstay.schedule.takes import FOLDERS_KEPT, Take, folders_taken, followed, with_takes
+from backstay.schedule.takes import FOLDERS_KEPT, Take, advance, folders_taken, with_takes
 from backstay.schedule.taking import PartEnds, Room, is_sealed
 from backstay.schedule.task_table import TaskTable
 
@@ -78,17 +78,17 @@ def test_folders_without_records_before_the_first_record_do_not_make_a_period() 
 
 def test_a_folder_that_is_over_stands_for_its_files() -> None:
     takes = [(take.name, take.records) for take in takes_of(FOLDERS, left=1)]
-    after = followed({"/": 0, "d/1/a": 0}, takes)
+    after = advance({"/": 0, "d/1/a": 0}, takes)
     assert after.positions == {"/": 0, "d/1/": 2}
     assert after.dropped == 0
-    assert followed(after.positions, [("d/10/a@0", 3)]).positions["d/10/a"] == 3
+    assert advance(after.positions, [("d/10/a@0", 3)]).positions["d/10/a"] == 3
     with pytest.raises(InvalidRequest, match="folder d/1/ was taken before"):
-        followed(after.positions, [("d/1/@2", 0)])
+        advance(after.positions, [("d/1/@2", 0)])
 
 
 def test_the_newest_folders_stay_known() -> None:
     takes = [(f"d/{number:06}/@1", 0) for number in range(FOLDERS_KEPT + 3)]
-    positions = followed({"/": 0, "d/2": 5}, takes).positions
+    positions = advance({"/": 0, "d/2": 5}, takes).positions
     assert len(positions) == FOLDERS_KEPT + 1
     assert positions["d/2"] == 5, "a file stays"
     assert min(part for part in positions if part.endswith("/")) == "d/000003/"

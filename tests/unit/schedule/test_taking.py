@@ -6,7 +6,7 @@ import pytest
 
 from backstay.errors import InvalidRequest
 from backstay.job_spec import PeriodSpec
-from backstay.schedule.takes import Followed, Take, followed, part_and_offset, with_takes
+from backstay.schedule.takes import Advanced, Take, advance, part_and_offset, with_takes
 from backstay.schedule.taking import (
     PERIOD_TASKS_MAX,
     Lag,
@@ -142,9 +142,9 @@ def test_trouble_names_the_partitions() -> None:
 def test_positions_and_gaps_follow_from_takes() -> None:
     takes = [Take("a", 3, 10), Take("b", 0, 5), Take("a", 15, 1)]
     shards = [(take.name, take.records) for take in takes]
-    assert followed({"a": 3}, shards) == Followed({"a": 16, "b": 5}, 2)
+    assert advance({"a": 3}, shards) == Advanced({"a": 16, "b": 5}, 2)
     with pytest.raises(InvalidRequest, match="offset 3 of a was taken before"):
-        followed({"a": 4}, shards)
+        advance({"a": 4}, shards)
 
 
 @pytest.mark.parametrize("name", ["a", "@1", "a@", "a@b", "a@-1"])

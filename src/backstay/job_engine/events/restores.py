@@ -33,7 +33,7 @@ from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.schedule import Schedule
-from backstay.schedule.takes import followed
+from backstay.schedule.takes import advance
 
 __all__ = ["RestoreEvents"]
 
@@ -90,7 +90,7 @@ class RestoreEvents(JobCore):
         # What cannot be read is refused here, so that ``follow`` changes all or nothing.
         schedule = Schedule.of(self.spec, progress.schedule)
         if progress.stream is not None:
-            followed(progress.stream.positions, takes_after(progress.takes, schedule.passes_over))
+            advance(progress.stream.positions, takes_after(progress.takes, schedule.passes_over))
         DamagedRecords().learn(progress.damaged)
         for one in progress.rounds.values():
             one.done_bits()

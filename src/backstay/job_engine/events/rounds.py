@@ -13,7 +13,7 @@ from backstay.job_engine.core import JobCore
 from backstay.job_engine.open_round import OpenRound
 from backstay.job_engine.period_takes import period
 from backstay.schedule.rounds import RoundId, RoundKind
-from backstay.schedule.takes import PERIODS_KEPT, followed
+from backstay.schedule.takes import PERIODS_KEPT, advance
 
 __all__ = ["RoundEvents"]
 
@@ -69,7 +69,7 @@ class RoundEvents(JobCore):
     def _end_period(self, opened: OpenRound) -> None:
         """Take note, with the schedule, where the next period begins."""
         record = self.stream_record
-        after = followed(record.positions, opened.table.shards)
+        after = advance(record.positions, opened.table.shards)
         self.state = replace(
             self.state, stream=replace(record, positions=after.positions, began_s=0)
         )

@@ -86,15 +86,15 @@ class StreamEvents(JobCore):
         self.notify()
         return sum(one.records_ahead() for one in self.rounds.values() if self._is_period(one.id))
 
-    def note_part_of_source(self, trouble: str, waiting: int) -> None:
+    def note_part_of_source(self, trouble: str, waiting_folders: int) -> None:
         """Take note of what is wrong with some of the source, and of what is not known of it yet.
 
         Args:
             trouble: For people; empty: nothing.
-            waiting: Closed folders whose records are not counted yet.
+            waiting_folders: Closed folders whose records are not counted yet.
         """
         self.note_trouble("some of the source", trouble)
-        self.stream.waiting = waiting
+        self.stream.waiting_folders = waiting_folders
 
     @property
     def lacks_tasks(self) -> bool:
