@@ -1,7 +1,7 @@
-"""JSON documents that carry their own checksum, read strictly: the manifest, an export's index.
+"""JSON documents that carry their own checksum, read strictly: manifests, an export's index.
 
 Any program may have written to where they are kept, so nothing is believed before it is checked.
-Imports ``backstay.errors``; never does I/O.
+Imports ``json_record`` and ``backstay.errors``; never does I/O.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from backstay.errors import InvalidRequest
+from backstay.json_record import JsonRecord
 
 __all__ = [
     "DOCUMENT_BYTES_MAX",
+    "FileEntry",
     "check_fields",
     "checksum_of",
     "parse_json",
@@ -24,6 +28,20 @@ __all__ = [
 
 # The manifest of a cluster of the most slots, with long numbers, needs less than half of it.
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FileEntry(JsonRecord):
+    """What a document says of a file beside it."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        """Refuse a path that leads out of the folder."""
+        if PurePath(self.file).name != self.file or self.file in ("", ".", ".."):
+            raise InvalidRequest(f"{self.file!r} leads out of the folder")
 
 
 def checksum_of(document: Mapping[str, object]) -> str:

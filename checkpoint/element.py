@@ -1,9 +1,8 @@
 """An element of a running export: a base or an increment, as its manifest describes it.
 
 Values, strict about their JSON form (docs/reference/checkpoint-format.md), and the rules about
-them: which slots of an element a follower can take, and when a new base is due. Pure: imports
-``checkpoint.documents``, ``checkpoint.export`` for the entry of a file, ``json_record``,
-``backstay.tables`` and ``backstay.errors``.
+them: when a new base is due, and which elements are kept. Pure: imports ``checkpoint.documents``,
+``json_record``, ``backstay.tables`` and ``backstay.errors``.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.checkpoint.documents import parse_object, write_object
-from backstay.checkpoint.export import FileEntry
+from backstay.checkpoint.documents import FileEntry, parse_object, write_object
 from backstay.errors import CheckpointDamaged, ConfigError, InvalidRequest
 from backstay.json_record import Count, JsonRecord, Positive, dump
 from backstay.tables import TableSpec

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.checkpoint import tensors
-from backstay.checkpoint.documents import write_object
+from backstay.checkpoint.documents import FileEntry, write_object
 from backstay.checkpoint.reading import CheckpointReader, SlotRows
 from backstay.checkpoint.roots import sha256_of, sync_file, sync_folder
 from backstay.checkpoint.statistics import scores_of, statistics_of
@@ -38,7 +38,6 @@ __all__ = [
     "EXPORT_FORMAT",
     "TABLE_FORMAT",
     "ExportIndex",
-    "FileEntry",
     "Format",
     "ModelEntry",
     "ModelLayer",
@@ -95,20 +94,6 @@ class ModelPart:
     framework: str
     layers: tuple[ModelLayer, ...]
     state: Mapping[str, NDArray[Any]] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class FileEntry(JsonRecord):
-    """A file of an export, which is in its folder."""
-
-    file: str
-    bytes: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        """Refuse a path that leads out of the folder."""
-        if Path(self.file).name != self.file or self.file in ("", ".", ".."):
-            raise InvalidRequest(f"{self.file!r} leads out of the folder")
 
 
 @dataclass(frozen=True)

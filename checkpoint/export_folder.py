@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backstay.checkpoint.documents import FileEntry
 from backstay.checkpoint.element import ELEMENT_FILE, Element, kind_of, number_of
-from backstay.checkpoint.export import FileEntry
 from backstay.checkpoint.manifest import check_part_name
 from backstay.checkpoint.roots import LocalRoot, open_root, read_document
 from backstay.errors import CheckpointDamaged, CheckpointUnavailable, InvalidRequest

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from backstay._native import initial_rows, pulled_rows
 from backstay.checkpoint import tensors
-from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX, parse_object
+from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX, FileEntry, parse_object
 from backstay.checkpoint.export import (
     DENSE_FILE,
     EXPORT_FILE,
     EXPORT_FORMAT,
     TABLE_FORMAT,
     ExportIndex,
-    FileEntry,
     ModelEntry,
     ModelPart,
     TableEntry,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from backstay._proto.v1 import checkpoint_pb2
+from backstay.checkpoint.documents import FileEntry
 from backstay.checkpoint.element import (
     Element,
     ExportChoice,
@@ -26,7 +27,6 @@ from backstay.checkpoint.element import (
     number_of,
     surplus,
 )
-from backstay.checkpoint.export import FileEntry
 from backstay.checkpoint.export_folder import ExportFolder
 from backstay.consensus import ClusterView, RoutingTable
 from backstay.consensus.records.exports import ExportRecord, tables_of_exports

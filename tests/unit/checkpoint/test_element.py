@@ -11,7 +11,6 @@ import pytest
 from backstay.checkpoint.documents import write_object
 from backstay.checkpoint.element import (
     Element,
-    ExportChoice,
     SlotLists,
     base_is_due,
     element_id,
@@ -19,10 +18,9 @@ from backstay.checkpoint.element import (
     number_of,
     surplus,
 )
-from backstay.checkpoint.export import FileEntry
 from backstay.errors import CheckpointDamaged, InvalidRequest
 from backstay.tables import SGD, TableSpec
-from tests.unit.serving.elements import BASE, base, increment
+from tests.unit.serving.elements import base, increment
 
 SPEC = TableSpec.sparse("t", dim=2, optimizer=SGD(0.1))
 
@@ -95,7 +93,6 @@ def test_a_base_is_due_when_the_increments_are_large_or_many() -> None:
     assert base_is_due(after(10, 1000))
     assert not base_is_due(after(999, 999))
     assert base_is_due(after(1000, 0))
-    assert number_of(BASE) == 7
 
 
 def test_what_the_newest_bases_need_is_kept() -> None:
@@ -110,8 +107,6 @@ def test_what_the_newest_bases_need_is_kept() -> None:
     assert surplus([]) == []
 
 
-def test_choices_and_lists_are_values() -> None:
-    assert ExportChoice(("a",)) == ExportChoice(("a",), statistics=False, score_at_least=None)
-    with pytest.raises(InvalidRequest):
+def test_lists_of_no_slot_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="an entry for each slot"):
         SlotLists((), (), (), (), (), ())
-    assert FileEntry("part-a-0000.safetensors", 1, "0").bytes == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from backstay.checkpoint.documents import FileEntry
 from backstay.checkpoint.element import Element, ExportChoice, SlotLists
-from backstay.checkpoint.export import FileEntry
 from backstay.tables import SGD, TableSpec
 
 __all__ = ["BASE", "base", "increment"]
