@@ -21,7 +21,7 @@ from backstay.checkpoint.manifest import Manifest
 from backstay.errors import CheckpointDamaged, InvalidRequest
 from backstay.tables import TableSpec
 
-__all__ = ["PART_FORMAT", "PartReader", "Rows", "SlotMemory", "TableRows"]
+__all__ = ["PART_FORMAT", "PartReader", "Rows", "SlotMemory", "TableRows", "table_rows"]
 
 PART_FORMAT = "backstay-part-1"
 _STREAM_WORDS = 6
@@ -185,7 +185,7 @@ class PartReader:
         left = dict(found.tensors)
         self._read_memory(left, manifest, index)
         self._tables = {
-            name: _table_rows(left, name, shape, self._slots)
+            name: table_rows(left, name, shape, self._slots)
             for spec in manifest.tables
             for name, shape in _contents(spec)
         }
@@ -230,7 +230,7 @@ def _contents(spec: TableSpec) -> list[tuple[str, tuple[int, int]]]:
     return contents
 
 
-def _table_rows(
+def table_rows(
     left: dict[str, tensors.Array], name: str, shape: tuple[int, int], known: NDArray[np.int64]
 ) -> TableRows:
     """Take the tensors of one table out of ``left``, and check them.

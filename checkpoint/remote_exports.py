@@ -7,14 +7,31 @@ it touches no file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import grpc
 
 from backstay._proto.v1 import export_pb2, export_pb2_grpc
 
-__all__ = ["RunningExport", "list_exports", "start", "stop"]
+__all__ = ["ExportTopic", "RunningExport", "list_exports", "start", "stop"]
+
+
+@dataclass(frozen=True)
+class ExportTopic:
+    """A topic of Kafka to which an export goes besides its folder.
+
+    Attributes:
+        brokers: Addresses, ``host:port``.
+        name: Of the topic.
+        settings: Of the client, librdkafka; everyone sees them.
+        settings_file: On each node, lines of ``name=value``: for secrets; empty: none.
+    """
+
+    brokers: tuple[str, ...]
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    settings_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,11 @@ class RunningExport:
         rows: In that element.
         bytes: Of its files.
         left_out: Slots whose master did not answer.
+        topic: Where its rows go besides; None: nowhere.
+        topic_element: The element whose rows the topic has; empty: none yet, or not known now.
+        topic_age_s: Seconds since that was begun.
+        topic_behind_s: How much earlier than the newest element.
+        topic_trouble: Why the topic cannot be written; empty: all is well.
     """
 
     name: str
@@ -56,6 +78,11 @@ class RunningExport:
     rows: int
     bytes: int
     left_out: int
+    topic: ExportTopic | None
+    topic_element: str
+    topic_age_s: float
+    topic_behind_s: float
+    topic_trouble: str
 
 
 def start(
@@ -67,6 +94,7 @@ def start(
     tables: Sequence[str],
     statistics: bool = False,
     score_at_least: float | None = None,
+    topic: ExportTopic | None = None,
     timeout_s: float,
 ) -> None:
     """Start an export; the same again changes nothing.
@@ -79,11 +107,15 @@ def start(
         tables: Names, in which * and ? stand for any characters.
         statistics: Whether the statistics of rows go with their weights.
         score_at_least: Leave out rows of a lower score, in tables whose lifetime uses one.
+        topic: Where its rows go besides.
         timeout_s: How long it may take.
 
     Raises:
         InvalidRequest: A setting is wrong.
-        ExportRefused: There is one of that name, folder or table with other settings.
+        ExportRefused: There is one of that name, folder, topic or table with other settings; or
+            the topic is not compacted.
+        ConfigError: The node lacks the client of Kafka, or a setting of it is wrong.
+        CheckpointUnavailable: No broker answers.
     """
     request = export_pb2.StartExportRequest(
         name=name,
@@ -92,6 +124,7 @@ def start(
         tables=tables,
         statistics=statistics,
         score_at_least=score_at_least,
+        topic=None if topic is None else _topic_message(topic),
     )
     _stub(channel).StartExport(request, timeout=timeout_s)
 
@@ -134,4 +167,24 @@ def _export(message: export_pb2.Export) -> RunningExport:
         rows=message.rows,
         bytes=message.bytes,
         left_out=message.left_out,
+        topic=_topic(message.topic) if message.HasField("topic") else None,
+        topic_element=message.topic_element,
+        topic_age_s=message.topic_age_s,
+        topic_behind_s=message.topic_behind_s,
+        topic_trouble=message.topic_trouble,
+    )
+
+
+def _topic_message(topic: ExportTopic) -> export_pb2.ExportTopic:
+    return export_pb2.ExportTopic(
+        brokers=topic.brokers,
+        name=topic.name,
+        settings=topic.settings,
+        settings_file=topic.settings_file,
+    )
+
+
+def _topic(message: export_pb2.ExportTopic) -> ExportTopic:
+    return ExportTopic(
+        tuple(message.brokers), message.name, dict(message.settings), message.settings_file
     )

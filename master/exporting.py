@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from backstay.checkpoint import remote_exports
+from backstay.checkpoint.remote_exports import ExportTopic
 from backstay.cluster.directory import Directory
 from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest
 from backstay.job_spec import ExportsSpec
@@ -86,10 +87,10 @@ class JobExport:
             # It is of an earlier run, whose job master could not end it.
             self._end(now=True)
             self._start()
-        return running.trouble
+        return running.trouble or running.topic_trouble
 
     def _start(self) -> None:
-        spec = self._spec
+        spec, topic = self._spec, self._spec.topic
         tables = [f"{self._name}/{pattern}" for pattern in spec.tables or ("*",)]
         self._directory.call(
             lambda channel, timeout_s: remote_exports.start(
@@ -100,6 +101,9 @@ class JobExport:
                 tables=tables,
                 statistics=spec.statistics,
                 score_at_least=spec.score_at_least,
+                topic=None
+                if topic is None
+                else ExportTopic(topic.brokers, topic.name, topic.settings, topic.settings_file),
                 timeout_s=timeout_s,
             )
         )

@@ -44,6 +44,7 @@ from backstay.pserver.controller import decide
 from backstay.pserver.exports.exporter import Exporter
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.schedule import ExportSchedule
+from backstay.pserver.exports.topic.publisher import TopicPublisher
 from backstay.pserver.leadership.controller_host import ControllerHost
 from backstay.pserver.leadership.slot_sizes import SlotSizes
 from backstay.pserver.membership.departures import (
@@ -58,11 +59,13 @@ from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.membership.registration import Predecessor, Registration
 from backstay.pserver.membership.reporting import Reporter
 from backstay.pserver.membership.trainer_registrations import TrainerRegistrations
+from backstay.pserver.metrics.export_figures import ExportCounter
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.metrics.readiness import Readiness
 from backstay.pserver.peers import PeerCalls
 from backstay.pserver.requests.plans import PlanRequests
 from backstay.pserver.services.checkpoint import CheckpointParts
+from backstay.pserver.services.export import ExportParts
 from backstay.pserver.tables.creation import TableCreation, TableKeeper
 from backstay.pserver.tables.registry import TableRegistry
 from backstay.tables import TableSpec
@@ -192,7 +195,13 @@ class ClusterMember:
             increments=SlotWriter(self._server, identity.instance, name="increment", nice=0),
             create_table=self.creation.have,
         )
-        self.exports = ExportRecords(store, keys)
+        self.exports = ExportParts(
+            records=ExportRecords(store, keys),
+            view=mirror,
+            calls=self._calls,
+            figures=self._figures.exports,
+            node_id=identity.node_id,
+        )
         self._loader = SlotLoader(
             self._server,
             self._keeper.have,
@@ -254,17 +263,23 @@ class ClusterMember:
                 await end_tasks(*tasks)
 
     def _export_schedule(self) -> ExportSchedule:
-        def open_exporter(record: ExportRecord) -> Exporter:
+        def open_exporter(record: ExportRecord, counter: ExportCounter) -> Exporter:
             return Exporter(
                 record,
                 view=self._mirror,
                 gatherer=SlotGatherer(self._mirror, self._calls),
                 specs=self._specs,
                 cluster_uid=self._joined.cluster_uid,
+                counter=counter,
             )
 
         return ExportSchedule(
-            self._mirror, self.exports, open_exporter, lambda: self._figures.is_controller
+            self._mirror,
+            self.exports.records,
+            open_exporter,
+            TopicPublisher,
+            lambda: self._figures.is_controller,
+            self._figures.exports,
         )
 
     async def set_status(self, status: MemberStatus) -> None:

@@ -52,7 +52,7 @@ from backstay.pserver.requests.losses import accept_loss
 from backstay.pserver.requests.settings import SettingsKeeper
 from backstay.pserver.services.checkpoint import CheckpointService
 from backstay.pserver.services.cluster import ClusterService
-from backstay.pserver.services.export import ExportParts, ExportService
+from backstay.pserver.services.export import ExportService
 from backstay.pserver.services.node import NodeService
 from backstay.pserver.services.resize import ResizeService
 from backstay.pserver.services.settings import SettingsService
@@ -220,7 +220,7 @@ class Node:
             accept_loss, opened.store, self._keys, self._mirror
         )
         self._checkpoint_service.parts = self._member.checkpoints
-        self._export_service.parts = ExportParts(self._member.exports, self._mirror)
+        self._export_service.parts = self._member.exports
         self._settings_service.keeper = SettingsKeeper(opened.store, self._keys)
 
         async def ready() -> None:

@@ -8,26 +8,100 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from backstay.errors import InvalidRequest
 from backstay.json_record import JsonRecord
 
-__all__ = ["EVERY_S_MIN", "ExportRecord", "tables_of_exports"]
+__all__ = ["EVERY_S_MIN", "ExportRecord", "TopicRecord", "tables_of_exports"]
 
 EVERY_S_MIN = 0.1
 EVERY_S_MAX = 86_400.0
 TEXT_MAX = 1_000
 PATTERNS_MAX = 1_000
+SETTINGS_MAX = 100
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 # What is relative would be another folder on each node.
 _PLACE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,249}", re.ASCII)
+# Everyone who may look at the cluster sees the record.
+_SECRET = re.compile(r"password|secret|\.pem$|oauthbearer\.config$", re.ASCII)
+# Another value would lose rows, or have two write at once.
+_OURS = frozenset(
+    {
+        "acks",
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "isolation.level",
+        "metadata.broker.list",
+        "request.required.acks",
+        "transactional.id",
+    }
+)
 
 
 @dataclass(frozen=True)
-class ExportRecord(JsonRecord, what="export"):
+class TopicRecord(JsonRecord, what="topic of an export"):
+    """A topic of Kafka.
+
+    Attributes:
+        brokers: Addresses to begin with, ``host:port``.
+        name: Of the topic.
+        settings: Of the client, librdkafka; no secrets.
+        settings_file: On each node, with more of them, secrets too; empty: none.
+    """
+
+    brokers: tuple[str, ...]
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    settings_file: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, is decided by the export, or is a secret."""
+        if not _TOPIC.fullmatch(self.name) or self.name in (".", ".."):
+            raise InvalidRequest(
+                f"topic {self.name[:300]!r} is not 1 to 249 of A-Z a-z 0-9 _ . -, as Kafka's are"
+            )
+        brokers = ",".join(self.brokers)
+        if not all(self.brokers) or not 1 <= len(brokers) <= TEXT_MAX:
+            raise InvalidRequest(f"topic {self.name}: no brokers; name addresses, host:port")
+        if len(self.settings) > SETTINGS_MAX or len(self.settings_file) > TEXT_MAX:
+            raise InvalidRequest(f"topic {self.name}: over {SETTINGS_MAX} settings, or a long path")
+        for name, value in self.settings.items():
+            if not name or len(name) + len(value) > TEXT_MAX:
+                raise InvalidRequest(f"topic {self.name}: the setting {name[:200]!r} is too long")
+            if _SECRET.search(name):
+                raise InvalidRequest(
+                    f"topic {self.name}: {name} is a secret, which everyone would see: put it into "
+                    "a settings file on each node"
+                )
+        self.check_ours(self.settings)
+
+    def is_same(self, other: TopicRecord | None) -> bool:
+        """Return whether it is the same topic, as far as names tell."""
+        return other is not None and (
+            other.name == self.name and bool(set(other.brokers) & set(self.brokers))
+        )
+
+    def check_ours(self, settings: Iterable[str]) -> None:
+        """Refuse settings of the client that the export decides.
+
+        Raises:
+            InvalidRequest: It names one.
+        """
+        if wrong := sorted(_OURS & set(settings)):
+            raise InvalidRequest(
+                f"topic {self.name}: {wrong[0]} cannot be set; backstay decides it"
+            )
+
+
+@dataclass(frozen=True)
+class ExportRecord(JsonRecord, what="export", added=("topic",)):
     """An export that goes on; the controller writes it.
 
     Attributes:
@@ -41,6 +115,7 @@ class ExportRecord(JsonRecord, what="export"):
         started: ISO 8601, for people; exports are in the order of this.
         stopping: Whether it ends with the next increment.
         trouble: Why the last increment could not be written; empty if it was.
+        topic: Where its rows go besides; None: nowhere.
     """
 
     name: str
@@ -53,6 +128,7 @@ class ExportRecord(JsonRecord, what="export"):
     started: str
     stopping: bool = False
     trouble: str = ""
+    topic: TopicRecord | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, or would take too much room."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay.checkpoint import remote_exports
-from backstay.checkpoint.remote_exports import RunningExport
+from backstay.checkpoint.remote_exports import ExportTopic, RunningExport
 from backstay.errors import DeadlineExceeded
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import ClusterInspection
@@ -51,6 +51,7 @@ def export() -> None:
     epilog=examples(
         "pserverctl export start clicks /shared/serve/clicks",
         "pserverctl export start ads s3://bucket/ads --every 5 --table job/ads --statistics",
+        "pserverctl export start clicks /shared/serve/clicks --topic clicks --brokers kafka-0:9092",
     )
 )
 @json_option()
@@ -81,6 +82,22 @@ def export() -> None:
     metavar="SCORE",
     help="Leave out rows of a lower score, in tables whose lifetime uses one.",
 )
+@click.option("--topic", metavar="NAME", help="Also to this topic of Kafka; it must be compacted.")
+@click.option("--brokers", metavar="HOST:PORT[,..]", help="Brokers of the topic.")
+@click.option(
+    "--kafka-setting",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Setting of the client, librdkafka; everyone sees it. May be repeated.",
+)
+@click.option(
+    "--kafka-settings-file",
+    "settings_file",
+    default="",
+    metavar="PATH",
+    help="File on each node with lines of NAME=VALUE, such as secrets.",
+)
 @click.pass_obj
 def start(
     options: ClusterOptions,
@@ -90,9 +107,14 @@ def start(
     tables: tuple[str, ...],
     statistics: bool,
     score_at_least: float | None,
+    topic: str | None,
+    brokers: str | None,
+    settings: tuple[str, ...],
+    settings_file: str,
     as_json: bool,
 ) -> None:
     """Start an export NAME to the folder or URL that every node reaches as URL."""
+    also = _topic_of(topic, brokers, settings, settings_file)
     ask(
         options,
         lambda inspection: inspection.first_answer(
@@ -104,6 +126,7 @@ def start(
                 tables=tables,
                 statistics=statistics,
                 score_at_least=score_at_least,
+                topic=also,
                 timeout_s=inspection.timeout_s,
             )
         ),
@@ -160,7 +183,7 @@ def status(options: ClusterOptions, as_json: bool) -> None:
         click.echo("no export goes on")
     else:
         _show(found)
-    if any(one.trouble for one in found):
+    if any(one.trouble or one.topic_trouble for one in found):
         raise SystemExit(EXIT_UNHEALTHY)
 
 
@@ -190,5 +213,34 @@ def _show(exports: tuple[RunningExport, ...]) -> None:
             click.echo(f"{one.name}: since {one.chain}: {one.reason}")
         if one.stopping:
             click.echo(f"{one.name}: ends with its next increment")
-        if one.trouble:
-            click.echo(f"{one.name}: {one.trouble}", err=True)
+        if one.topic is not None:
+            at = "has no rows yet"
+            if one.topic_element:
+                at = f"has {one.topic_element}, {one.topic_behind_s:.1f} s behind"
+            click.echo(f"{one.name}: the topic {one.topic.name} {at}")
+        for trouble in (one.trouble, one.topic_trouble):
+            if trouble:
+                click.echo(f"{one.name}: {trouble}", err=True)
+
+
+def _topic_of(
+    topic: str | None, brokers: str | None, settings: tuple[str, ...], settings_file: str
+) -> ExportTopic | None:
+    """Return the topic that options name.
+
+    Raises:
+        UsageError: They do not go together.
+    """
+    if topic is None:
+        if brokers or settings or settings_file:
+            raise click.UsageError("--brokers and --kafka-... are for --topic NAME")
+        return None
+    if not brokers:
+        raise click.UsageError("--topic needs --brokers HOST:PORT[,..]")
+    pairs = {}
+    for one in settings:
+        name, sign, value = one.partition("=")
+        if not (name and sign):
+            raise click.UsageError(f"--kafka-setting {one!r}: expected NAME=VALUE")
+        pairs[name] = value
+    return ExportTopic(tuple(brokers.split(",")), topic, pairs, settings_file)

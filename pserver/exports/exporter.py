@@ -33,6 +33,7 @@ from backstay.consensus.records.exports import ExportRecord, tables_of_exports
 from backstay.errors import BackstayError, CheckpointDamaged, CheckpointUnavailable
 from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.checkpoints.gathering import Gathered, SlotGatherer, refuse_anew
+from backstay.pserver.metrics.export_figures import ExportCounter
 from backstay.tables import TableSpec
 from backstay.tasks import end_tasks
 
@@ -107,6 +108,7 @@ class Exporter:
         gatherer: SlotGatherer,
         specs: Callable[[], list[TableSpec]],
         cluster_uid: str,
+        counter: ExportCounter,
     ) -> None:
         """Prepare.
 
@@ -116,8 +118,10 @@ class Exporter:
             gatherer: Asks the masters.
             specs: Says which tables there are.
             cluster_uid: Which cluster this is.
+            counter: Counts what is written.
         """
         self._record = record
+        self._counter = counter
         self._view = view
         self._gatherer = gatherer
         self._specs = specs
@@ -177,6 +181,8 @@ class Exporter:
             log.error("a new chain of export %s begins: %s", self._record.name, error)
             newest = base = None
         self._newest, self._base = newest, base
+        if newest is not None and newest.run == self._record.run:
+            self._counter.known(newest.number, newest.begun)
         await in_disk_thread(_remove_unfinished, folder, names)
         self._folder = folder
 
@@ -241,6 +247,7 @@ class Exporter:
             await self._write_base(specs, routing, "")
         except Exception as error:  # noqa: BLE001
             # Whatever a storage raises: the increments go on, and it is tried again after the next.
+            self._counter.failed()
             log.warning("export %s: no new base could be written: %s", self._record.name, error)
         finally:
             self._compaction = None
@@ -369,6 +376,9 @@ class Exporter:
         except asyncio.CancelledError:
             await asyncio.wait({finishing})
             raise
+        self._counter.written(
+            element.kind, element.number, element.begun, element.rows, element.total_bytes
+        )
 
     async def _discard(self, element: str) -> None:
         assert self._folder is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from backstay.consensus.records.exports import ExportRecord
+from backstay.consensus.records.exports import ExportRecord, TopicRecord
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Delete, Put, Txn, absent, mod_revision_is
 from backstay.errors import ExportRefused, ServerUnavailable
@@ -48,8 +48,20 @@ class ExportRecords:
         tables: tuple[str, ...],
         statistics: bool = False,
         score_at_least: float | None = None,
+        topic: TopicRecord | None = None,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> ExportRecord:
         """Start an export; the same again changes nothing.
+
+        Args:
+            name: Its name.
+            url: The folder or URL of its elements.
+            every_s: Seconds from one increment to the next.
+            tables: Names, in which * and ? stand for any characters.
+            statistics: Whether the statistics of rows go with their weights.
+            score_at_least: The lowest score of a row; None: any.
+            topic: Where its rows go besides.
+            check: Is called before an export is started that is not there yet, to refuse it.
 
         Raises:
             InvalidRequest: A setting is wrong.
@@ -58,7 +70,15 @@ class ExportRecords:
             StoreError: The store does not answer.
         """
         wanted = ExportRecord(
-            name, secrets.token_hex(8), url, every_s, tables, statistics, score_at_least, now_text()
+            name,
+            secrets.token_hex(8),
+            url,
+            every_s,
+            tables,
+            statistics,
+            score_at_least,
+            now_text(),
+            topic=topic,
         )
         present = await self.all()
         if (known := present.get(name)) is not None:
@@ -78,6 +98,12 @@ class ExportRecords:
                 raise ExportRefused(f"the export {other.name} goes to {url}: choose another folder")
             if shared := sorted(set(other.tables) & set(tables)):
                 raise ExportRefused(f"{shared[0]} is in the export {other.name} already")
+            if topic is not None and topic.is_same(other.topic):
+                raise ExportRefused(
+                    f"the export {other.name} goes to the topic {topic.name}: choose another topic"
+                )
+        if check is not None:
+            await check()
         key = self._keys.export(name)
         result = await self._store.transaction(Txn((absent(key),), (Put(key, wanted.to_json()),)))
         if not result.succeeded:

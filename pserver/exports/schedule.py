@@ -12,6 +12,8 @@ from backstay.consensus.records.exports import ExportRecord
 from backstay.errors import BackstayError
 from backstay.pserver.exports.exporter import Exporter
 from backstay.pserver.exports.records import ExportRecords
+from backstay.pserver.exports.topic.publisher import TopicPublisher
+from backstay.pserver.metrics.export_figures import ExportCounter, ExportsFigures
 from backstay.tasks import end_tasks
 
 __all__ = ["ExportSchedule"]
@@ -34,8 +36,10 @@ class ExportSchedule:
         self,
         view: ClusterView,
         records: ExportRecords,
-        open_exporter: Callable[[ExportRecord], Exporter],
+        open_exporter: Callable[[ExportRecord, ExportCounter], Exporter],
+        open_publisher: Callable[[ExportRecord, ExportCounter], TopicPublisher],
         is_controller: Callable[[], bool],
+        figures: ExportsFigures,
     ) -> None:
         """Prepare.
 
@@ -43,11 +47,15 @@ class ExportSchedule:
             view: The cluster as this node sees it.
             records: The records of exports.
             open_exporter: Returns what writes an export.
+            open_publisher: Returns what writes the topic of one that has a topic.
             is_controller: Says whether this node is it.
+            figures: Of the exports that this node writes.
         """
         self._view = view
         self._records = records
         self._open = open_exporter
+        self._open_publisher = open_publisher
+        self._figures = figures
         self._is_controller = is_controller
 
     async def run(self) -> None:
@@ -68,13 +76,24 @@ class ExportSchedule:
 
     async def _keep_on(self, record: ExportRecord) -> None:
         """Write one export until it is stopped, or until cancelled."""
-        exporter = self._open(record)
+        counter = self._figures.begin(record.name)
+        exporter = self._open(record, counter)
+        publisher = None if record.topic is None else self._open_publisher(record, counter)
         try:
-            await self._write_on(exporter, record)
+            await self._write_on(exporter, publisher, record, counter)
         finally:
+            if publisher is not None:
+                await publisher.close()
             await exporter.close()
+            self._figures.end(record.name)
 
-    async def _write_on(self, exporter: Exporter, record: ExportRecord) -> None:
+    async def _write_on(
+        self,
+        exporter: Exporter,
+        publisher: TopicPublisher | None,
+        record: ExportRecord,
+        counter: ExportCounter,
+    ) -> None:
         loop = asyncio.get_running_loop()
         told_s, told = -TELL_S, record.trouble
         while (now := self._now(record)) is not None:
@@ -86,8 +105,12 @@ class ExportSchedule:
                 is_last = now.stopping and not (element and element.left_out)
             except Exception as error:  # noqa: BLE001
                 # Whatever a storage raises: it must not end the node.
+                element = None
+                counter.failed()
                 trouble, is_last = str(error), False
                 due_s = max(due_s, loop.time() + FAILED_PAUSE_S)
+            if publisher is not None and element is not None:
+                publisher.look()
             changes = bool(trouble) != bool(told)
             if changes or (trouble != told and loop.time() - told_s > TELL_S):
                 log.log(
@@ -99,8 +122,19 @@ class ExportSchedule:
                 if await self._note(self._records.tell(record, trouble)):
                     told_s, told = loop.time(), trouble
             if is_last:
+                if publisher is not None and element is not None:
+                    await self._until_published(publisher, element.number, record)
                 await self._note(self._records.end(record))
             await self._wait_until(due_s, now)
+
+    async def _until_published(
+        self, publisher: TopicPublisher, number: int, record: ExportRecord
+    ) -> None:
+        """Wait until the topic has the last element, too, or the export is ended without it."""
+        while self._now(record) is not None and not publisher.has(number):
+            revision = self._view.snapshot().revision
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._view.newer_than(revision), LOOK_S)
 
     async def _note(self, change: Awaitable[None]) -> bool:
         """Change the record; False if the store does not answer: it hears of it the next time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from backstay.consensus import ClusterSnapshot, NodeRecord
 from backstay.consensus.clock import clock_s
 from backstay.consensus.records import CLUSTER_STATUSES, NO_MASTER
 from backstay.pserver.client.inspection import roles_of_nodes
+from backstay.pserver.metrics.export_figures import ExportFigures
 from backstay.pserver.metrics.figures import FAILOVER_BOUNDS_S, ControlFigures, Durations
 
 __all__ = ["NodeCollector", "NodeSources", "bucket_bounds_s"]
@@ -73,6 +75,7 @@ class NodeCollector(Collector):
             _identity(sources),
             _cluster(sources.snapshot(), sources.own()),
             _control(sources.figures, sources.snapshot()),
+            _exports(sources.figures.exports.all(), time.time()),
             _requests(stats),
             _replication(stats),
             _slots(stats["slots"]),
@@ -222,6 +225,82 @@ def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Met
     )
     yield _gauge("checkpoint_seconds", "Time of the last whole one.", written.last_s)
     yield _gauge("checkpoint_bytes", "Size of the last whole one.", written.last_bytes)
+
+
+def _exports(exports: Mapping[str, ExportFigures], now: float) -> Iterator[Metric]:
+    """Of the exports that this node writes as the controller."""
+    begun = {name: one for name, one in exports.items() if one.begun}
+    yield _gauges(
+        "export_age_seconds",
+        "Since the newest whole element of a running export was begun, at the controller.",
+        "export",
+        {name: max(now - one.begun, 0.0) for name, one in begun.items()},
+    )
+    yield _gauges(
+        "export_element",
+        "Number of that element.",
+        "export",
+        {name: one.number for name, one in begun.items()},
+    )
+    elements = CounterMetricFamily(
+        "backstay_export_elements_total",
+        "Elements of running exports: whole bases and increments, and tries that failed.",
+        labels=["export", "outcome"],
+    )
+    for name, one in exports.items():
+        for outcome, count in {**one.written, "failed": one.failed}.items():
+            elements.add_metric([name, outcome], count)
+    yield elements
+    yield _counters(
+        "export_rows_total",
+        "Rows written to elements.",
+        "export",
+        {name: one.rows for name, one in exports.items()},
+    )
+    yield _counters(
+        "export_bytes_total",
+        "Bytes of their parts.",
+        "export",
+        {name: one.bytes for name, one in exports.items()},
+    )
+    yield from _export_topics(exports, now)
+
+
+def _export_topics(exports: Mapping[str, ExportFigures], now: float) -> Iterator[Metric]:
+    topics = {name: one.topic for name, one in exports.items() if one.topic is not None}
+    yield _gauges(
+        "export_topic_age_seconds",
+        "Since the element whose rows the topic of an export has was begun.",
+        "export",
+        {name: max(now - one.begun, 0.0) for name, one in topics.items() if one.begun},
+    )
+    yield _gauges(
+        "export_topic_behind_seconds",
+        "How much later the newest element was begun than the topic's.",
+        "export",
+        {name: exports[name].topic_behind_s for name, one in topics.items() if one.begun},
+    )
+    yield _counters(
+        "export_topic_rows_total",
+        "Rows written to the topic of an export.",
+        "export",
+        {name: one.rows for name, one in topics.items()},
+    )
+    yield _counters(
+        "export_topic_rows_gone_total",
+        "Messages that tell the topic of an export that a key has no row any more.",
+        "export",
+        {name: one.gone for name, one in topics.items()},
+    )
+    transactions = CounterMetricFamily(
+        "backstay_export_topic_transactions_total",
+        "Transactions that took the topic of an export to a later element, and tries that failed.",
+        labels=["export", "outcome"],
+    )
+    for name, topic in topics.items():
+        transactions.add_metric([name, "written"], topic.transactions)
+        transactions.add_metric([name, "failed"], topic.failed)
+    yield transactions
 
 
 def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:

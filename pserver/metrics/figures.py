@@ -16,6 +16,7 @@ import numpy as np
 
 from backstay.consensus import ClusterSnapshot
 from backstay.consensus.records.routing import NO_MASTER, RoutingTable
+from backstay.pserver.metrics.export_figures import ExportsFigures
 
 __all__ = [
     "FAILOVER_BOUNDS_S",
@@ -145,6 +146,7 @@ class ControlFigures:
         self.in_sync = InSyncChanges()
         self.checkpoints = Checkpoints()
         self.checkpoint_trouble = ""
+        self.exports = ExportsFigures()
         self.report_sizes: Mapping[str, int] = {
             "silent": 0,
             "full": 0,
@@ -251,6 +253,7 @@ class ControlFigures:
             "checkpoint_trouble": self.checkpoint_trouble,
             "loss": _loss(snapshot),
             "saving": None if snapshot.save is None else snapshot.save.id,
+            "topics": self.exports.to_object(),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +14,20 @@ from backstay._proto.v1 import export_pb2, export_pb2_grpc
 from backstay.checkpoint.element import Element
 from backstay.checkpoint.export_folder import ExportFolder
 from backstay.consensus import ClusterView
-from backstay.consensus.records.exports import ExportRecord, tables_of_exports
+from backstay.consensus.records.exports import ExportRecord, TopicRecord, tables_of_exports
 from backstay.errors import BackstayError, CheckpointUnavailable, ServerUnavailable
 from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.exports.records import ExportRecords
+from backstay.pserver.exports.topic.link import ensure_topic
+from backstay.pserver.metrics.export_figures import ExportsFigures
+from backstay.pserver.peers import PeerCalls
 
 __all__ = ["ExportParts", "ExportService"]
 
 # What an answer waits for a folder that stands still.
 LOOK_S = 3.0
+# Brokers that do not answer are told of, before the caller gives up.
+TOPIC_LIMIT_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,9 @@ class ExportParts:
 
     records: ExportRecords
     view: ClusterView
+    calls: PeerCalls
+    figures: ExportsFigures
+    node_id: str
 
 
 class ExportService(export_pb2_grpc.ExportServiceServicer):
@@ -49,6 +58,12 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         """Start an export."""
         # What is no place, or needs a package that is missing, is told now.
         await in_disk_thread(ExportFolder, request.url)
+        topic = _topic_of(request.topic) if request.HasField("topic") else None
+
+        async def check() -> None:
+            if topic is not None:
+                await in_disk_thread(ensure_topic, topic, limit_s=TOPIC_LIMIT_S)
+
         await self._joined().records.start(
             request.name,
             request.url,
@@ -56,6 +71,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             tables=tuple(request.tables),
             statistics=request.statistics,
             score_at_least=request.score_at_least if request.HasField("score_at_least") else None,
+            topic=topic,
+            check=check,
         )
         return export_pb2.StartExportResponse()
 
@@ -77,6 +94,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         parts = self._joined()
         records = await parts.records.all()
         tables = tables_of_exports(records, parts.view.snapshot().tables)
+        topics = await _topics(parts) if any(one.topic for one in records.values()) else {}
         answer = export_pb2.ListExportsResponse()
         for name, record in sorted(records.items()):
             told = _described(record, tables[name])
@@ -86,6 +104,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
                 told.trouble = told.trouble or str(error)
             else:
                 _add_element(told, newest if newest and newest.run == record.run else None)
+            if record.topic is not None:
+                _add_topic(told, record.topic, topics.get(name))
             answer.exports.append(told)
         return answer
 
@@ -107,6 +127,43 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
 def _newest_at(url: str) -> Element | None:
     return ExportFolder(url).newest()
+
+
+def _topic_of(message: export_pb2.ExportTopic) -> TopicRecord:
+    return TopicRecord(
+        tuple(message.brokers), message.name, dict(message.settings), message.settings_file
+    )
+
+
+async def _topics(parts: ExportParts) -> dict[str, dict[str, Any]]:
+    """Return how the topics do, by the export's name: the controller knows."""
+    snapshot = parts.view.snapshot()
+    controller = snapshot.controller
+    if controller is None:
+        return {}
+    if controller.node_id == parts.node_id:
+        return parts.figures.to_object()
+    member = snapshot.members.get(controller.node_id)
+    if member is None:
+        return {}
+    try:
+        answer = await parts.calls.node_stats(member.control_address)
+    except BackstayError:
+        return {}
+    topics: dict[str, dict[str, Any]] = json.loads(answer.control_plane_json).get("topics", {})
+    return topics
+
+
+def _add_topic(told: export_pb2.Export, topic: TopicRecord, known: dict[str, Any] | None) -> None:
+    told.topic.name, told.topic.settings_file = topic.name, topic.settings_file
+    told.topic.brokers.extend(topic.brokers)
+    told.topic.settings.update(topic.settings)
+    if known is None:
+        return
+    told.topic_trouble = known["trouble"]
+    if known["element"]:
+        told.topic_element, told.topic_behind_s = known["element"], known["behind_s"]
+        told.topic_age_s = max(time.time() - known["begun"], 0.0)
 
 
 def _described(record: ExportRecord, tables: tuple[str, ...]) -> export_pb2.Export:

@@ -33,6 +33,7 @@ __all__ = [
     "CheckpointSpec",
     "DataSpec",
     "EarlyStop",
+    "ExportTopicSpec",
     "ExportsSpec",
     "HooksSpec",
     "JobSpec",
@@ -345,6 +346,26 @@ class LifetimeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportTopicSpec:
+    """A topic of Kafka that has the rows of an export."""
+
+    name: str = setting(..., "Name of the topic; it must be compacted, and is made if missing.")
+    brokers: tuple[str, ...] = setting(..., "Addresses, `host:port`.")
+    settings: Mapping[str, str] = setting(
+        dict, "Settings of the client, librdkafka; everyone sees them."
+    )
+    settings_file: str = setting(
+        "", "File on each server with lines of `name=value`, such as secrets."
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if not self.name or not self.brokers:
+            raise ConfigError("name and brokers: name the topic, and addresses of brokers")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportsSpec:
     """Where the model goes again and again while the job trains it."""
 
@@ -363,6 +384,7 @@ class ExportsSpec:
     score_at_least: float | None = setting(
         None, "Leave out rows of a lower score, in tables whose lifetime uses one."
     )
+    topic: ExportTopicSpec | None = setting(None, "Topic of Kafka that has the rows, too.")
 
     def __post_init__(self) -> None:
         """Check the values."""

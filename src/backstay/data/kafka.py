@@ -13,7 +13,6 @@ Imports the readers' base; confluent-kafka when a reader is made.
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from backstay.data.base import BadRecords, Metadata, Shard, check_range
 from backstay.data.batch import Record
+from backstay.data.kafka_client import BrokerTrouble, settings_of_file
 from backstay.data.message_values import ValueFormat
 from backstay.data.options import check_options, optional_import, text_tuple
 from backstay.errors import (
@@ -66,8 +66,6 @@ MESSAGES_MAX = 1000
 IDLE_MAX = 4
 # Messages among which a first good one is looked for.
 LOOKED_AT_MAX = 1000
-
-log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -126,7 +124,7 @@ class KafkaReader:
         self._timeout_s = float(options.get("timeout_s", TIMEOUT_S))
         if self._timeout_s < 1:
             raise ConfigError(f"options.timeout_s: is {self._timeout_s:g}; must be at least 1")
-        self._trouble = _Trouble(", ".join(brokers))
+        self._trouble = BrokerTrouble(", ".join(brokers), DataUnavailable)
         self._config = _client_config(brokers, options, self._trouble)
         # Consumers between two ranges. A thread takes one, or makes one.
         self._idle: queue.LifoQueue[Any] = queue.LifoQueue(IDLE_MAX)
@@ -342,25 +340,6 @@ class KafkaReader:
             raise self._trouble.error(what, error.args[0].str()) from error
 
 
-class _Trouble:
-    """What the client has told last of its brokers: a call that fails says only that it did."""
-
-    def __init__(self, brokers: str) -> None:
-        self._brokers = brokers
-        self._told = ""
-
-    def log(self, level: int, text: str, *words: str) -> None:
-        """Take what the client logs, in the place of a logger: that is how it tells."""
-        log.debug(text, *words)
-        if level >= logging.WARNING and words:
-            self._told = words[-1]
-
-    def error(self, what: str, why: str) -> DataUnavailable:
-        """Return the error of a call."""
-        told = f"; the last that was heard: {self._told}" if self._told else ""
-        return DataUnavailable(f"{what}: {why} (brokers {self._brokers}{told})")
-
-
 class _Bound(NamedTuple):
     """Where reading begins or ends."""
 
@@ -409,7 +388,7 @@ def _is_offset(value: Any) -> bool:
 
 
 def _client_config(
-    brokers: Sequence[str], options: Mapping[str, Any], trouble: _Trouble
+    brokers: Sequence[str], options: Mapping[str, Any], trouble: BrokerTrouble
 ) -> dict[str, Any]:
     """Return the settings of a consumer.
 
@@ -418,7 +397,7 @@ def _client_config(
     """
     given = dict(options.get("settings", {}))
     if path := options.get("settings_file", ""):
-        given = {**_settings_of(Path(path)), **given}
+        given = {**settings_of_file(Path(path), "options.settings_file"), **given}
     # Another value would lose records, or count them twice.
     ours = {
         "bootstrap.servers": ",".join(brokers),
@@ -435,20 +414,3 @@ def _client_config(
             raise ConfigError(f"options.settings: {name} cannot be set; backstay decides it")
     # A question of the next range waits behind what is fetched ahead at the end of a partition.
     return {"fetch.wait.max.ms": FETCH_WAIT_MS, **given, **ours}
-
-
-def _settings_of(path: Path) -> dict[str, str]:
-    """Read lines of ``name=value``; those that begin with # say nothing."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"options.settings_file: {path}: {error}") from error
-    found = {}
-    for number, line in enumerate(lines, 1):
-        name, sign, value = line.partition("=")
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        if not sign:
-            raise ConfigError(f"options.settings_file: {path}, line {number}: expected name=value")
-        found[name.strip()] = value.strip()
-    return found

@@ -31,6 +31,7 @@ class StartExportRequest(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     SCORE_AT_LEAST_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     url: _builtins.str
     every_s: _builtins.float
@@ -39,6 +40,10 @@ class StartExportRequest(_message.Message):
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names, in which * and ? stand for any characters."""
+
+    @_builtins.property
+    def topic(self) -> Global___ExportTopic:
+        """Where its rows go besides."""
 
     def __init__(
         self,
@@ -49,16 +54,77 @@ class StartExportRequest(_message.Message):
         tables: _abc.Iterable[_builtins.str] | None = ...,
         statistics: _builtins.bool = ...,
         score_at_least: _builtins.float | None = ...,
+        topic: Global___ExportTopic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "score_at_least", b"score_at_least"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "score_at_least", b"score_at_least", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "every_s", b"every_s", "name", b"name", "score_at_least", b"score_at_least", "statistics", b"statistics", "tables", b"tables", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "every_s", b"every_s", "name", b"name", "score_at_least", b"score_at_least", "statistics", b"statistics", "tables", b"tables", "topic", b"topic", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score_at_least: _TypeAlias = _typing.Literal["score_at_least"]  # noqa: Y015
     _WhichOneofArgType__score_at_least: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least"]  # noqa: Y015
+    _WhichOneofReturnType__topic: _TypeAlias = _typing.Literal["topic"]  # noqa: Y015
+    _WhichOneofArgType__topic: _TypeAlias = _typing.Literal["_topic", b"_topic"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score_at_least) -> _WhichOneofReturnType__score_at_least | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topic) -> _WhichOneofReturnType__topic | None: ...
 
 Global___StartExportRequest: _TypeAlias = StartExportRequest  # noqa: Y015
+
+@_typing.final
+class ExportTopic(_message.Message):
+    """A topic of Kafka. No setting is a secret: those stand in a file on each node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BROKERS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FILE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    settings_file: _builtins.str
+    """Lines of name=value, more of these."""
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of the client, librdkafka."""
+
+    def __init__(
+        self,
+        *,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
+        name: _builtins.str = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        settings_file: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "name", b"name", "settings", b"settings", "settings_file", b"settings_file"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportTopic: _TypeAlias = ExportTopic  # noqa: Y015
 
 @_typing.final
 class StartExportResponse(_message.Message):
@@ -168,6 +234,11 @@ class Export(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_ELEMENT_FIELD_NUMBER: _builtins.int
+    TOPIC_AGE_S_FIELD_NUMBER: _builtins.int
+    TOPIC_BEHIND_S_FIELD_NUMBER: _builtins.int
+    TOPIC_TROUBLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     url: _builtins.str
     every_s: _builtins.float
@@ -188,10 +259,19 @@ class Export(_message.Message):
     """Rows and bytes of that element, and the slots whose master did not answer."""
     bytes: _builtins.int
     left_out: _builtins.int
+    topic_element: _builtins.str
+    """The element whose rows the topic has; empty: none yet, or the controller does not answer."""
+    topic_age_s: _builtins.float
+    """Seconds since that was begun, and how much longer ago than the newest one."""
+    topic_behind_s: _builtins.float
+    topic_trouble: _builtins.str
+    """Why the topic cannot be written; empty: all is well."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of the tables that there are now, those that it has."""
 
+    @_builtins.property
+    def topic(self) -> Global___ExportTopic: ...
     def __init__(
         self,
         *,
@@ -211,13 +291,23 @@ class Export(_message.Message):
         rows: _builtins.int = ...,
         bytes: _builtins.int = ...,
         left_out: _builtins.int = ...,
+        topic: Global___ExportTopic | None = ...,
+        topic_element: _builtins.str = ...,
+        topic_age_s: _builtins.float = ...,
+        topic_behind_s: _builtins.float = ...,
+        topic_trouble: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "score_at_least", b"score_at_least"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "score_at_least", b"score_at_least", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "age_s", b"age_s", "bytes", b"bytes", "chain", b"chain", "element", b"element", "every_s", b"every_s", "left_out", b"left_out", "name", b"name", "reason", b"reason", "rows", b"rows", "score_at_least", b"score_at_least", "started", b"started", "statistics", b"statistics", "stopping", b"stopping", "tables", b"tables", "trouble", b"trouble", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "age_s", b"age_s", "bytes", b"bytes", "chain", b"chain", "element", b"element", "every_s", b"every_s", "left_out", b"left_out", "name", b"name", "reason", b"reason", "rows", b"rows", "score_at_least", b"score_at_least", "started", b"started", "statistics", b"statistics", "stopping", b"stopping", "tables", b"tables", "topic", b"topic", "topic_age_s", b"topic_age_s", "topic_behind_s", b"topic_behind_s", "topic_element", b"topic_element", "topic_trouble", b"topic_trouble", "trouble", b"trouble", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score_at_least: _TypeAlias = _typing.Literal["score_at_least"]  # noqa: Y015
     _WhichOneofArgType__score_at_least: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least"]  # noqa: Y015
+    _WhichOneofReturnType__topic: _TypeAlias = _typing.Literal["topic"]  # noqa: Y015
+    _WhichOneofArgType__topic: _TypeAlias = _typing.Literal["_topic", b"_topic"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score_at_least) -> _WhichOneofReturnType__score_at_least | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topic) -> _WhichOneofReturnType__topic | None: ...
 
 Global___Export: _TypeAlias = Export  # noqa: Y015

@@ -57,8 +57,10 @@ class ExportServiceServicer:
     def StartExport(self, request, context):
         """Starts an export; the same request again changes nothing.
 
-        FAILED_PRECONDITION (ExportRefused): there is one of that name or to that folder with other
-        settings, or a table is in another one.
+        FAILED_PRECONDITION (ExportRefused): there is one of that name, or to that folder or topic, with
+        other settings; a table is in another one; or the topic is not compacted. INVALID_ARGUMENT
+        (ConfigError): the node lacks the client of Kafka. UNAVAILABLE (CheckpointUnavailable): no
+        broker answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

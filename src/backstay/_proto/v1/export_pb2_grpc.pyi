@@ -37,8 +37,10 @@ class ExportServiceStub:
     StartExport: _grpc.UnaryUnaryMultiCallable[_export_pb2.StartExportRequest, _export_pb2.StartExportResponse]
     """Starts an export; the same request again changes nothing.
 
-    FAILED_PRECONDITION (ExportRefused): there is one of that name or to that folder with other
-    settings, or a table is in another one.
+    FAILED_PRECONDITION (ExportRefused): there is one of that name, or to that folder or topic, with
+    other settings; a table is in another one; or the topic is not compacted. INVALID_ARGUMENT
+    (ConfigError): the node lacks the client of Kafka. UNAVAILABLE (CheckpointUnavailable): no
+    broker answers.
     """
     StopExport: _grpc.UnaryUnaryMultiCallable[_export_pb2.StopExportRequest, _export_pb2.StopExportResponse]
     """Lets an export end with an increment that has every push acknowledged before this call; or at
@@ -54,8 +56,10 @@ class ExportServiceAsyncStub(ExportServiceStub):
     StartExport: _aio.UnaryUnaryMultiCallable[_export_pb2.StartExportRequest, _export_pb2.StartExportResponse]  # type: ignore[assignment]
     """Starts an export; the same request again changes nothing.
 
-    FAILED_PRECONDITION (ExportRefused): there is one of that name or to that folder with other
-    settings, or a table is in another one.
+    FAILED_PRECONDITION (ExportRefused): there is one of that name, or to that folder or topic, with
+    other settings; a table is in another one; or the topic is not compacted. INVALID_ARGUMENT
+    (ConfigError): the node lacks the client of Kafka. UNAVAILABLE (CheckpointUnavailable): no
+    broker answers.
     """
     StopExport: _aio.UnaryUnaryMultiCallable[_export_pb2.StopExportRequest, _export_pb2.StopExportResponse]  # type: ignore[assignment]
     """Lets an export end with an increment that has every push acknowledged before this call; or at
@@ -74,8 +78,10 @@ class ExportServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_export_pb2.StartExportResponse, _abc.Awaitable[_export_pb2.StartExportResponse]]:
         """Starts an export; the same request again changes nothing.
 
-        FAILED_PRECONDITION (ExportRefused): there is one of that name or to that folder with other
-        settings, or a table is in another one.
+        FAILED_PRECONDITION (ExportRefused): there is one of that name, or to that folder or topic, with
+        other settings; a table is in another one; or the topic is not compacted. INVALID_ARGUMENT
+        (ConfigError): the node lacks the client of Kafka. UNAVAILABLE (CheckpointUnavailable): no
+        broker answers.
         """
 
     @_abc_1.abstractmethod

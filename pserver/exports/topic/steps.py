@@ -1,0 +1,172 @@
+"""Which element of an export a topic takes next: a follower's rules, for a topic. Pure.
+
+The topic's own word is only which element it has; where the slots are stands in that element's
+manifest. If that is gone, nothing is known of the slots, and a base is taken whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.checkpoint.element import Element, kind_of, number_of
+from backstay.errors import CheckpointDamaged, ExportRefused
+from backstay.pserver.exports.topic.messages import TopicProgress
+from backstay.serving.state import Followed, Step, after_base, after_increment
+
+__all__ = ["TopicStep", "check_run", "followed", "next_step"]
+
+
+@dataclass(frozen=True, eq=False)
+class TopicStep:
+    """An element that the topic takes.
+
+    Attributes:
+        element: The element.
+        slots: The slots to take from it, ascending.
+        replaced: Those of them of which it has all rows: what else the topic has of them goes.
+        state: What the topic has afterwards.
+    """
+
+    element: Element
+    slots: NDArray[np.int64]
+    replaced: NDArray[np.int64]
+    state: Followed
+
+    @classmethod
+    def of(cls, element: Element, step: Step) -> TopicStep:
+        """Return what a follower's step is for a topic."""
+        whole = np.array(element.slots.whole, np.bool_)
+        return cls(element, step.slots, step.slots[whole[step.slots]], step.state)
+
+
+def check_run(known: TopicProgress | None, run: str, started: str) -> None:
+    """Refuse to write to a topic that an export has which was started later.
+
+    Raises:
+        ExportRefused: It is so.
+    """
+    if known is not None and known.run != run and known.started > started:
+        raise ExportRefused(
+            f"the export {known.export} of the cluster {known.cluster}, started at "
+            f"{known.started}, writes to it: choose another topic"
+        )
+
+
+def followed(
+    known: TopicProgress | None, run: str, read: Callable[[str], Element | None]
+) -> Followed | None:
+    """Return what a topic has, by its own word; None: nothing to build on.
+
+    Args:
+        known: What the topic says.
+        run: Of the export.
+        read: Returns an element that is whole, or None.
+    """
+    if known is None or known.run != run:
+        return None
+    try:
+        newest = read(known.element)
+    except CheckpointDamaged:
+        newest = None
+    if newest is None or newest.run != run:
+        return None
+    as_of = np.full(newest.slot_count, newest.begun)
+    return Followed(newest, newest.number, newest.position, as_of)
+
+
+def next_step(
+    names: Sequence[str],
+    read: Callable[[str], Element | None],
+    state: Followed | None,
+    run: str,
+    *,
+    not_before: float = 0.0,
+) -> TopicStep | None:
+    """Return what a topic takes next; None: nothing yet.
+
+    Args:
+        names: Of all elements, in their order.
+        read: Returns an element that is whole, or None.
+        state: What the topic has; None: nothing, or it is not known what.
+        run: Of the export; elements of other runs are left alone.
+        not_before: Unix time: with ``state`` None, a base that was begun before is not taken.
+
+    Raises:
+        CheckpointDamaged: An element that is needed is damaged or missing.
+    """
+    newest = _newest(names, read, run)
+    if newest is None:
+        return None
+    if state is None or _begins_anew(state, newest):
+        base = _newest_base(names, read, newest.chain, above=number_of(newest.chain) - 1)
+        if base is None:
+            raise CheckpointDamaged(f"{newest.chain} is missing, with which its chain begins")
+        if state is None and base.begun < not_before:
+            raise CheckpointDamaged(
+                f"the element that the topic has is missing, and {base.id} may be older"
+            )
+        return TopicStep.of(base, after_base(None, base))
+    for name in names:
+        if kind_of(name) != "increment" or number_of(name) <= state.number:
+            continue
+        try:
+            increment = read(name)
+            if increment is None or increment.chain != state.chain:
+                continue
+            step = after_increment(state, increment)
+            if not step.missing:
+                return TopicStep.of(increment, step)
+            missing = step.missing
+        except CheckpointDamaged as error:
+            missing = str(error)
+        base = _newest_base(names, read, state.chain, above=state.number)
+        if base is None:
+            raise CheckpointDamaged(missing)
+        return TopicStep.of(base, after_base(state, base))
+    return None
+
+
+def _newest(
+    names: Sequence[str], read: Callable[[str], Element | None], run: str
+) -> Element | None:
+    """Return the newest element of a run. One that is damaged is passed over: another comes."""
+    for name in reversed(names):
+        try:
+            found = read(name)
+        except CheckpointDamaged:
+            continue
+        if found is not None and found.run == run:
+            return found
+    return None
+
+
+def _newest_base(
+    names: Sequence[str], read: Callable[[str], Element | None], chain: str, *, above: int
+) -> Element | None:
+    damaged: CheckpointDamaged | None = None
+    for name in reversed(names):
+        if number_of(name) <= above:
+            break
+        try:
+            found = read(name) if kind_of(name) == "base" else None
+        except CheckpointDamaged as error:
+            damaged = damaged or error
+            continue
+        if found is not None and found.chain == chain:
+            return found
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+def _begins_anew(state: Followed, newest: Element) -> bool:
+    """Return whether an element is of a chain that follows the topic's.
+
+    A controller that was replaced may still end what it began before rows were restored.
+    """
+    later = number_of(newest.chain) > number_of(state.chain)
+    return later and newest.generation >= state.newest.generation
