@@ -37,6 +37,7 @@ __all__ = [
     "exporting",
     "finished",
     "is_whole",
+    "rows_of_checkpoint",
     "same_rows",
     "settled",
     "start_export",
@@ -150,6 +151,16 @@ def same_rows(client: Client, follower: Follower, scratch: Path) -> int:
             for spec in follower.dense_tables:
                 assert np.array_equal(follower.dense(spec.name), reader.dense(spec.name))
     return len(same)
+
+
+def rows_of_checkpoint(client: Client, table: str, scratch: Path) -> dict[int, bytes]:
+    """Return the weights of a table as the servers have them now, by key."""
+    saved = client.checkpoints.save(kind="full")
+    found: dict[int, bytes] = {}
+    with CheckpointReader(CheckpointStorage(saved.url), saved.id, scratch=scratch) as reader:
+        for rows in reader.rows(table):
+            found |= _bits(rows.keys, rows.weights)
+    return found
 
 
 def _bits(keys: NDArray[np.uint64], weights: NDArray[np.float32]) -> dict[int, bytes]:

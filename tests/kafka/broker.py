@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from backstay.pserver.free_ports import free_ports
@@ -138,6 +139,16 @@ class KafkaBroker:
             self._process.wait()
             self._process = None
 
+    def pause(self) -> None:
+        """Have it stand still, with its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
@@ -148,6 +159,13 @@ class KafkaBroker:
         admin.create_topics([topic])[name].result(CALL_S)
         # The broker hears of it from its controller.
         wait_until(lambda: is_led(admin.list_topics(name, timeout=CALL_S).topics[name]))
+
+    def config_of(self, topic: str) -> dict[str, str]:
+        """Return the settings of a topic."""
+        asked = ConfigResource(ResourceType.TOPIC, topic)
+        admin = self._admin()
+        found = admin.describe_configs([asked])[asked].result(CALL_S)
+        return {name: one.value for name, one in found.items()}
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
         """Write messages, and wait until the broker has them all."""

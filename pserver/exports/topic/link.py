@@ -70,29 +70,36 @@ def ensure_topic(topic: TopicRecord, *, limit_s: float = SILENCE_S) -> int:
     deadline_s = time.monotonic() + limit_s
     what = f"topic {topic.name}"
     with _errors(kafka, trouble, what):
-        known = admin.list_topics(topic.name, timeout=limit_s).topics[topic.name]
-        if known.error is not None:
-            missing = kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
-            if known.error.code() != missing:
-                raise trouble.error(what, known.error.str())
+        # A question about the topic itself might make one that is not compacted.
+        policy = _policy(kafka, admin_module, admin, topic, limit_s)
+        if policy is None:
             _create(kafka, admin_module, admin, topic, limit_s)
-        resource = admin_module.ConfigResource(admin_module.ResourceType.TOPIC, topic.name)
-        (described,) = admin.describe_configs([resource], request_timeout=limit_s).values()
-        policy = described.result(limit_s)["cleanup.policy"].value
-        if policy != "compact":
+        elif policy != "compact":
             raise ExportRefused(
                 f"{what} has cleanup.policy={policy}: it would lose rows; set it to compact alone, "
                 "or choose another topic"
             )
         while True:
-            partitions = admin.list_topics(topic.name, timeout=limit_s).topics[topic.name]
-            if partitions.error is None and all(
-                one.leader >= 0 for one in partitions.partitions.values()
-            ):
-                return len(partitions.partitions)
+            known = admin.list_topics(topic.name, timeout=limit_s).topics[topic.name]
+            if known.error is None and all(one.leader >= 0 for one in known.partitions.values()):
+                return len(known.partitions)
             if time.monotonic() >= deadline_s:
                 raise trouble.error(what, "a partition has no leader")
             admin.poll(0.1)
+
+
+def _policy(
+    kafka: Any, admin_module: Any, admin: Any, topic: TopicRecord, limit_s: float
+) -> str | None:
+    """Return the cleanup.policy of a topic; None: there is no such topic."""
+    resource = admin_module.ConfigResource(admin_module.ResourceType.TOPIC, topic.name)
+    (asked,) = admin.describe_configs([resource], request_timeout=limit_s).values()
+    try:
+        return str(asked.result(limit_s)["cleanup.policy"].value)
+    except kafka.KafkaException as error:
+        if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise
 
 
 def _create(kafka: Any, admin_module: Any, admin: Any, topic: TopicRecord, limit_s: float) -> None:
@@ -101,6 +108,7 @@ def _create(kafka: Any, admin_module: Any, admin: Any, topic: TopicRecord, limit
     try:
         admin.create_topics([new], request_timeout=limit_s)[topic.name].result(limit_s)
     except kafka.KafkaException as error:
+        # Another node did.
         if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
             raise
 
@@ -132,7 +140,7 @@ class TopicLink:
             "transaction.timeout.ms": TRANSACTION_MS,
             "linger.ms": 5,
         }
-        self._producer = _made(self._kafka.Producer, {**own, **self._settings})
+        self._producer: Any = _made(self._kafka.Producer, {**own, **self._settings})
         self._is_open = False
         self._since_poll = 0
         self.has_committed = False
@@ -197,9 +205,11 @@ class TopicLink:
             # Otherwise who reads waits for the next session, or the transaction's end by time.
             with suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(ABORT_S)
-        with suppress(self._kafka.KafkaException):
-            self._producer.purge()
-        del self._producer
+        if self._producer is not None:
+            with suppress(self._kafka.KafkaException):
+                self._producer.purge()
+            # Its connections and threads end with it.
+            self._producer = None
 
     def _put(self, message: Message) -> None:
         self._since_poll += 1

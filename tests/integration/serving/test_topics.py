@@ -1,0 +1,299 @@
+"""Topics of running exports, on a real broker: a consumer has the servers' rows, whatever fails."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import Producer
+
+from backstay.checkpoint import remote
+from backstay.checkpoint.element import number_of
+from backstay.checkpoint.remote_exports import ExportTopic
+from backstay.consensus.records.exports import TopicRecord
+from backstay.errors import CheckpointUnavailable, ConfigError, ExportRefused, InvalidRequest
+from backstay.pserver.exports.topic.link import TopicLink
+from backstay.pserver.exports.topic.messages import Message, TopicProgress, row_messages
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.serving import Follower
+from backstay.tables import SGD, Adagrad, TableSpec
+from backstay.trainer import Client
+from tests.integration.exporting import (
+    elements_in,
+    exported,
+    finished,
+    rows_of_checkpoint,
+    start_export,
+    stop_export,
+)
+from tests.kafka.broker import KafkaBroker
+from tests.kafka.topic_rows import TopicRows
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slow]
+
+KEYS = np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+SLOTS = 32
+COMPACT = {"cleanup.policy": "compact"}
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic(broker: KafkaBroker) -> ExportTopic:
+    return ExportTopic((broker.address,), f"served-{next(_numbers)}")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    chosen: dict[str, Any] = {"slot_count": SLOTS, "checkpoint_url": str(tmp_path / "ckpt")}
+    with LocalCluster(1, settings=chosen) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster.endpoints) as connected:
+        yield connected
+
+
+def fill(client: Client) -> None:
+    wide = client.create_table(TableSpec.sparse("wide", dim=4, optimizer=Adagrad(0.1)))
+    client.create_table(TableSpec.dense("w", shape=(10, 7), optimizer=SGD(0.5)))
+    for step in range(3):
+        client.push(wide, KEYS, np.sin(np.outer(np.arange(len(KEYS)), [1, 2, 3, 4]) + step))
+    client.push_dense("w", np.ones((10, 7), np.float32))
+
+
+def settled(cluster: LocalCluster) -> str:
+    """Wait until the topic has what was acknowledged before this call; return its element."""
+    now = time.time()
+
+    def look() -> str:
+        (one,) = exported(cluster)
+        return one.topic_element if time.time() - one.topic_age_s > now else ""
+
+    return wait_until(look, lambda: f"an element begun after the last push; {exported(cluster)}")
+
+
+def test_the_topic_has_the_rows_of_the_servers(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+) -> None:
+    broker.create_topic(topic.name, 3, COMPACT)
+    fill(client)
+    saved = client.checkpoints.save()
+    start_export(cluster, tmp_path / "served", topic=topic)
+    settled(cluster)
+    read = TopicRows(broker.address, topic.name)
+    read.read_to(settled(cluster))
+    assert read.rows("wide") == rows_of_checkpoint(client, "wide", tmp_path)
+    assert np.array_equal(read.dense("w"), client.pull_dense("w"))
+    assert read.shapes["wide"] == {
+        "name": "wide",
+        "kind": "sparse",
+        "elements": 4,
+        "statistics": [],
+    }
+    assert set(read.progress) == {0, 1, 2}
+    # Rows that change, go and come.
+    before = read.messages
+    client.push("wide", KEYS[:50], np.ones((50, 4)))
+    assert client.delete("wide", KEYS[40:90]) == 50
+    client.push("wide", np.arange(1, 8), np.ones((7, 4)))
+    client.push_dense("w", np.ones((10, 7), np.float32))
+    read.read_to(settled(cluster))
+    wanted = rows_of_checkpoint(client, "wide", tmp_path)
+    assert len(wanted) == len(KEYS) - 50 + 7
+    assert read.rows("wide") == wanted
+    assert np.array_equal(read.dense("w"), client.pull_dense("w"))
+    assert sorted(read.gone) == sorted(("wide", int(key)) for key in KEYS[40:90])
+    assert read.messages - before < 1000
+    # A restore: what came since goes, what went is there again.
+    (running,) = exported(cluster)
+    client._directory.call_to_its_end(lambda channel: remote.restore(channel, saved.id))
+    wait_until(lambda: exported(cluster)[0].chain not in ("", running.chain), "a new chain")
+    read.read_to(settled(cluster))
+    wanted = rows_of_checkpoint(client, "wide", tmp_path)
+    assert len(wanted) == len(KEYS)
+    assert read.rows("wide") == wanted
+    assert {one["reason"] for one in read.progress.values()} == {
+        "rows were restored or lost: generation 1, before 0"
+    }
+    stop_export(cluster)
+    read.close()
+
+
+def test_each_state_of_the_topic_is_that_of_an_element(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+) -> None:
+    folder = tmp_path / "served"
+    fill(client)
+    # The topic is made, compacted, with as many partitions as the broker gives: one.
+    start_export(cluster, folder, topic=topic)
+    settled(cluster)
+    assert broker.config_of(topic.name)["cleanup.policy"] == "compact"
+    for step in range(4):
+        some = KEYS[100 * step : 100 * step + 150]
+        client.push("wide", some, np.ones((len(some), 4)))
+        client.delete("wide", some[:20])
+        settled(cluster)
+    last = settled(cluster)
+    stop_export(cluster)
+    states: dict[str, dict[int, bytes]] = {}
+    read = TopicRows(broker.address, topic.name)
+    read.read_to(last, lambda _, said: states.update({said["element"]: dict(read.rows("wide"))}))
+    read.close()
+    assert read.partitions == 1
+    wholly = {one.id: one.rows for one in elements_in(folder)}
+    looked_at = [name for name in states if wholly[name]]
+    assert len(looked_at) > 4
+    for name in looked_at:
+        copy = tmp_path / f"until-{name}"
+        for element in wholly:
+            if number_of(element) <= number_of(name):
+                shutil.copytree(folder / element, copy / element)
+        with Follower(copy) as follower:
+            assert follower.status.element == name
+            keys, weights = follower.table("wide").to_numpy()
+        wanted = {int(key): row.tobytes() for key, row in zip(keys, weights, strict=True)}
+        assert states[name] == wanted, name
+
+
+def test_a_broker_that_stands_still_is_told_of_and_caught_up_with(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+) -> None:
+    folder = tmp_path / "served"
+    fill(client)
+    start_export(cluster, folder, topic=topic, every_s=0.1)
+    settled(cluster)
+    (first,) = exported(cluster)
+    client.push("wide", np.arange(1, 101), np.ones((100, 4)))
+    settled(cluster)
+    broker.pause()
+    try:
+        client.delete("wide", np.arange(1, 101))
+
+        def is_thinned_out() -> bool:
+            # All rows change, so the increments soon are as large as the base.
+            client.push("wide", KEYS, np.ones((len(KEYS), 4)))
+            return first.chain not in finished(folder)
+
+        wait_until(is_thinned_out, lambda: f"a third base; {finished(folder)}")
+        wait_until(lambda: exported(cluster)[0].topic_trouble, "a word about it")
+        (running,) = exported(cluster)
+        assert topic.name in running.topic_trouble
+        assert broker.address in running.topic_trouble
+        assert running.topic_behind_s > 1
+        assert not running.trouble
+        assert running.age_s < 60
+    finally:
+        broker.resume()
+    read = TopicRows(broker.address, topic.name)
+    read.read_to(settled(cluster))
+    assert read.rows("wide") == rows_of_checkpoint(client, "wide", tmp_path)
+    assert ("wide", 1) in read.gone
+    assert not exported(cluster)[0].topic_trouble
+    assert exported(cluster)[0].chain == first.chain
+    stop_export(cluster)
+    read.close()
+
+
+def test_the_last_increment_goes_to_the_topic_too(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+) -> None:
+    fill(client)
+    # So long that nothing but the stop can have it written.
+    start_export(cluster, tmp_path / "served", topic=topic, every_s=3000.0)
+    wait_until(lambda: exported(cluster)[0].topic_element, lambda: str(exported(cluster)))
+    client.push("wide", KEYS[:5], np.ones((5, 4)))
+    stop_export(cluster)
+    read = TopicRows(broker.address, topic.name)
+    read.read_to(finished(tmp_path / "served")[-1])
+    assert read.rows("wide") == rows_of_checkpoint(client, "wide", tmp_path)
+    # Another start, to another folder, with fewer tables and the same topic.
+    start_export(cluster, tmp_path / "other", topic=topic, tables=["w"])
+    wait_until(lambda: exported(cluster)[0].topic_element, lambda: str(exported(cluster)))
+    run = read.progress[0]["run"]
+    wait_until(lambda: read.read_some() or read.progress[0]["run"] != run, "the other run")
+    assert not read.rows("wide")
+    assert np.array_equal(read.dense("w"), client.pull_dense("w"))
+    stop_export(cluster)
+    read.close()
+
+
+def test_topics_that_do_not_fit_are_refused(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+) -> None:
+    folder = tmp_path / "served"
+    broker.create_topic("plain")
+    plain = replace(topic, name="plain")
+    with pytest.raises(ExportRefused, match=r"topic plain has cleanup\.policy=delete"):
+        start_export(cluster, folder, topic=plain)
+    for name in ("sasl.password", "transactional.id"):
+        with pytest.raises(InvalidRequest, match=name):
+            start_export(cluster, folder, topic=replace(topic, settings={name: "x"}))
+    with pytest.raises(ConfigError, match=r"no\.such"):
+        start_export(cluster, folder, topic=replace(topic, settings={"no.such": "x"}))
+    with pytest.raises(CheckpointUnavailable, match=rf"topic {topic.name}.*127.0.0.1:1"):
+        start_export(cluster, folder, topic=replace(topic, brokers=("127.0.0.1:1",)))
+    assert not exported(cluster)
+    # What others wrote stays.
+    broker.create_topic("others", 1, COMPACT)
+    theirs = Producer({"bootstrap.servers": broker.address})
+    theirs.produce("others", b"value", b"their key")
+    assert theirs.flush(30) == 0
+    fill(client)
+    start_export(cluster, folder, topic=replace(topic, name="others"))
+    wait_until(lambda: exported(cluster)[0].topic_trouble, "a word about it")
+    assert "messages that no export wrote" in exported(cluster)[0].topic_trouble
+    assert not exported(cluster)[0].trouble
+    stop_export(cluster, now=True)
+
+
+def test_of_two_who_write_a_topic_one_is_fenced_off(broker: KafkaBroker) -> None:
+    where = TopicRecord((broker.address,), f"served-{next(_numbers)}")
+    with TopicLink(where, lambda: True) as first:
+        first.publish(
+            row_messages(b"t", KEYS[:3], np.ones((3, 2)), 1), progress("base-000001-aaaaaa")
+        )
+        with TopicLink(where, lambda: True) as second:
+            assert second.progress is not None
+            assert second.progress.element == "base-000001-aaaaaa"
+            second.publish(row_messages(b"t", KEYS[:1], None, 1), progress("inc-000002-bbbbbb"))
+            with pytest.raises(CheckpointUnavailable, match="another process writes to it now"):
+                first.publish(
+                    row_messages(b"t", KEYS[:1], np.ones((1, 2)), 1), progress("inc-000002-aaaaaa")
+                )
+    with TopicLink(where, lambda: True) as third:
+        assert third.progress is not None
+        assert third.progress.element == "inc-000002-bbbbbb"
+        # The end of a session gives up what is not committed.
+        with pytest.raises(RuntimeError, match="half"), third as half:
+            half.publish(broken(), progress("inc-000003-cccccc"))
+    read = TopicRows(broker.address, where.name)
+    read.read_to("inc-000002-bbbbbb")
+    assert set(read.rows("t")) == set(KEYS[1:3].tolist())
+    read.close()
+
+
+def broken() -> Iterator[Message]:
+    yield from row_messages(b"t", KEYS[1:3], None, 1)
+    raise RuntimeError("half of it")
+
+
+def progress(element: str) -> TopicProgress:
+    chosen = {"chain": "base-000001-aaaaaa", "reason": "", "generation": 0, "export": "serve"}
+    run = {"run": "1", "started": "2026", "cluster": "c", "cluster_uid": "ab"}
+    return TopicProgress(
+        format=1, element=element, begun=1.0, published=1.0, partitions=1, **chosen, **run
+    )
