@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,14 +25,16 @@ from backstay.config import SecurityConfig
 from backstay.consensus.records.messages import routing_from_message
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
-from backstay.tables import Sparse
+from backstay.tables import SGD, Sparse, TableSpec, Zeros
 from backstay.trainer import Client
 from tests.waiting import wait_until
 
 __all__ = [
+    "COUNTED",
     "EVERY_S",
     "NAME",
     "controller_of",
+    "counting",
     "elements_in",
     "exported",
     "exporting",
@@ -46,6 +49,8 @@ __all__ = [
 
 NAME = "serve"
 EVERY_S = 0.2
+# Keys of the rows of ``counting``.
+COUNTED = np.arange(300, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 CALL_S = 10.0
 
 
@@ -72,6 +77,34 @@ def exporting(cluster: LocalCluster, folder: Path, **more: Any) -> Iterator[Foll
     start_export(cluster, folder, **more)
     with Follower(folder, poll_s=0.05, wait_s=60.0) as follower:
         yield follower
+
+
+@contextmanager
+def counting(cluster: LocalCluster) -> Iterator[list[int]]:
+    """Add 1 to each row, again and again; what is given counts the acknowledged pushes."""
+    acknowledged, failed = [0], []
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            with Client(cluster.endpoints) as client:
+                spec = TableSpec.sparse("n", dim=1, optimizer=SGD(1.0), initializer=Zeros())
+                table = client.create_table(spec)
+                while not stop.is_set():
+                    client.push(table, COUNTED, np.full((len(COUNTED), 1), -1.0, np.float32))
+                    acknowledged[0] += 1
+        except BaseException as error:  # noqa: BLE001 (raised below, in the test's own thread)
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield acknowledged
+    finally:
+        stop.set()
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 def controller_of(cluster: LocalCluster) -> int:

@@ -43,6 +43,8 @@ class TopicRows:
         # Keys that went, as they were told.
         self.gone: list[tuple[str, int]] = []
         self.messages = 0
+        # Is called with table, last value and new value of each row.
+        self.on_row: Callable[[str, bytes | None, bytes | None], None] | None = None
 
     def close(self) -> None:
         self._consumer.close()
@@ -85,6 +87,8 @@ class TopicRows:
         else:
             row, table = int.from_bytes(key[:8], "little"), key[8:].decode()
             rows = self.tables.setdefault(table, {})
+            if self.on_row is not None:
+                self.on_row(table, rows.get(row), value)
             if value is None:
                 rows.pop(row, None)
                 self.gone.append((table, row))

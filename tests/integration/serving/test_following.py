@@ -18,10 +18,11 @@ from backstay.checkpoint.export_folder import ExportFolder
 from backstay.errors import CheckpointNotFound, ConfigError, ExportRefused, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
-from backstay.tables import SGD, Adagrad, Expiry, Lifetime, Score, TableSpec, Zeros
+from backstay.tables import SGD, Adagrad, Expiry, Lifetime, Score, TableSpec
 from backstay.trainer import Client
 from tests.integration.exporting import (
     controller_of,
+    counting,
     elements_in,
     exported,
     exporting,
@@ -264,34 +265,6 @@ def test_exports_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         Follower(tmp_path / "nowhere", wait_s=0.1)
     with pytest.raises(ConfigError, match="poll_s is 0, wait_s is 1: poll_s must be above 0"):
         Follower(tmp_path / "nowhere", poll_s=0.0, wait_s=1.0)
-
-
-@contextmanager
-def counting(cluster: LocalCluster) -> Iterator[list[int]]:
-    """Add 1 to each row, again and again; what is given counts the acknowledged pushes."""
-    acknowledged, failed = [0], []
-    stop = threading.Event()
-
-    def work() -> None:
-        try:
-            with Client(cluster.endpoints) as client:
-                spec = TableSpec.sparse("n", dim=1, optimizer=SGD(1.0), initializer=Zeros())
-                table = client.create_table(spec)
-                while not stop.is_set():
-                    client.push(table, KEYS[:300], np.full((300, 1), -1.0, np.float32))
-                    acknowledged[0] += 1
-        except BaseException as error:  # noqa: BLE001 (raised below, in the test's own thread)
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield acknowledged
-    finally:
-        stop.set()
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 @contextmanager

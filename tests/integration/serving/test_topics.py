@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import struct
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,13 @@ from backstay.serving import Follower
 from backstay.tables import SGD, Adagrad, TableSpec
 from backstay.trainer import Client
 from tests.integration.exporting import (
+    COUNTED,
+    controller_of,
+    counting,
     elements_in,
     exported,
     finished,
+    is_whole,
     rows_of_checkpoint,
     start_export,
     stop_export,
@@ -258,6 +264,59 @@ def test_topics_that_do_not_fit_are_refused(
     assert "messages that no export wrote" in exported(cluster)[0].topic_trouble
     assert not exported(cluster)[0].trouble
     stop_export(cluster, now=True)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_nothing_goes_back_while_the_controller_and_the_broker_are_killed(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic
+) -> None:
+    chosen: dict[str, Any] = {"slot_count": SLOTS, "checkpoint_url": str(tmp_path / "ckpt")}
+    broker.create_topic(topic.name, 2, COMPACT)
+    with (
+        LocalCluster(3, settings=chosen) as cluster,
+        counting(cluster) as acknowledged,
+    ):
+        wait_until(lambda: acknowledged[0] > 5, "pushes")
+        start_export(cluster, tmp_path / "served", topic=topic, every_s=0.1)
+        settled(cluster)
+        for round_number in range(4):
+            before = acknowledged[0]
+            victim = controller_of(cluster)
+            match round_number:
+                case 0:
+                    broker.kill()
+                case 1:
+                    broker.pause()
+            cluster.kill(victim)
+            wait_until(lambda: acknowledged[0] > before + 20, "pushes after the kill")  # noqa: B023
+            match round_number:
+                case 0:
+                    broker.start()
+                case 1:
+                    broker.resume()
+            settled(cluster)
+            cluster.restart(victim)
+            wait_until(lambda: is_whole(cluster, 3), "two copies of each slot")
+        total = acknowledged[0]
+        wait_until(lambda: acknowledged[0] > total, "one more push")
+        last = settled(cluster)
+    with closing(TopicRows(broker.address, topic.name)) as read:
+        elements: dict[int, list[str]] = {0: [], 1: []}
+        read.on_row = never_smaller
+        read.read_to(last, lambda part, said: elements[part].append(said["element"]))
+    for names in elements.values():
+        assert names == sorted(set(names), key=number_of), "an element twice, or one that is older"
+    rows = read.rows("n")
+    assert set(rows) == set(COUNTED.tolist())
+    assert min(struct.unpack("<f", row)[0] for row in rows.values()) >= total
+    assert not read.gone
+
+
+def never_smaller(table: str, before: bytes | None, now: bytes | None) -> None:
+    assert table == "n"
+    assert now is not None
+    assert before is None or struct.unpack("<f", now) >= struct.unpack("<f", before)
 
 
 def test_of_two_who_write_a_topic_one_is_fenced_off(broker: KafkaBroker) -> None:
