@@ -51,6 +51,8 @@ transaction.state.log.replication.factor=1
 transaction.state.log.num.partitions=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
+log.cleaner.backoff.ms=500
+log.cleaner.min.compaction.lag.ms=0
 """
 
 

@@ -1,4 +1,4 @@
-"""The rows that a topic has, read as docs/reference/export-topic.md says, without backstay."""
+"""The rows that a topic has, read as docs/reference/checkpoint-format.md says, without backstay."""
 
 from __future__ import annotations
 

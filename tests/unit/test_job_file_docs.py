@@ -16,6 +16,7 @@ from backstay.job_spec import (
     DataSpec,
     EarlyStop,
     ExportsSpec,
+    ExportTopicSpec,
     HooksSpec,
     JobSpec,
     LifetimeSpec,
@@ -42,6 +43,7 @@ SECTIONS: list[tuple[str, type, str]] = [
     ("## Checkpoints", CheckpointSpec, "checkpoint."),
     ("## Lifetime of rows", LifetimeSpec, "lifetime."),
     ("## Exports", ExportsSpec, "exports."),
+    ("## The topic of an export", ExportTopicSpec, "exports.topic."),
     ("## Workers", WorkersSpec, "workers."),
     ("## Servers", ServersSpec, "servers."),
     ("## Autoscaling", AutoscaleSpec, "autoscale."),
@@ -88,7 +90,7 @@ def test_every_field_has_its_row_in_its_place(heading: str, kind: type, prefix: 
 
 
 def test_every_nested_field_has_a_section() -> None:
-    kinds = (JobSpec, KubernetesSpec)
+    kinds = (JobSpec, KubernetesSpec, ExportsSpec)
     nested = {nested_kind(kind, item.name) for kind in kinds for item in fields(kind)} - {None}
     assert nested == {kind for _, kind, _ in SECTIONS} - {JobSpec}
 

@@ -1,4 +1,4 @@
-"""The messages of a topic, as docs/reference/export-topic.md has them. Pure.
+"""The messages of a topic, as docs/reference/checkpoint-format.md has them. Pure.
 
 A row's key is its uint64 key, little-endian, and behind it the name of its table. Messages of other
 keys, of eight letters, say how far the topic is and which tables it has.

@@ -28,7 +28,7 @@ from backstay.pserver.exports.topic.link import TopicLink
 from backstay.pserver.exports.topic.messages import Message, TopicProgress, row_messages
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
-from backstay.tables import SGD, Adagrad, TableSpec
+from backstay.tables import SGD, Adagrad, Expiry, Lifetime, Score, TableSpec, Zeros
 from backstay.trainer import Client
 from tests.integration.exporting import (
     COUNTED,
@@ -50,6 +50,7 @@ pytestmark = [pytest.mark.slow]
 
 KEYS = np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 SLOTS = 32
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "serving.md"
 COMPACT = {"cleanup.policy": "compact"}
 
 _numbers = itertools.count()
@@ -98,7 +99,13 @@ def test_the_topic_has_the_rows_of_the_servers(
     broker.create_topic(topic.name, 3, COMPACT)
     fill(client)
     saved = client.checkpoints.save()
-    start_export(cluster, tmp_path / "served", topic=topic)
+    lifetime = Lifetime(expiry=Expiry(score_below=0.001), score=Score())
+    table = client.create_table(
+        TableSpec.sparse("s", dim=2, optimizer=SGD(1.0), initializer=Zeros(), lifetime=lifetime)
+    )
+    shows = np.arange(1, 4, dtype=np.float32)
+    client.push(table, KEYS[:3], -np.ones((3, 2), np.float32), shows=shows, clicks=shows)
+    start_export(cluster, tmp_path / "served", topic=topic, statistics=True)
     settled(cluster)
     read = TopicRows(broker.address, topic.name)
     read.read_to(settled(cluster))
@@ -110,6 +117,10 @@ def test_the_topic_has_the_rows_of_the_servers(
         "elements": 4,
         "statistics": [],
     }
+    assert read.shapes["s"]["statistics"] == ["show", "click"]
+    assert [struct.unpack("<4f", read.rows("s")[int(key)]) for key in KEYS[:3]] == [
+        (1.0, 1.0, show, show) for show in shows.tolist()
+    ]
     assert set(read.progress) == {0, 1, 2}
     # Rows that change, go and come.
     before = read.messages
@@ -235,6 +246,67 @@ def test_the_last_increment_goes_to_the_topic_too(
     assert np.array_equal(read.dense("w"), client.pull_dense("w"))
     stop_export(cluster)
     read.close()
+
+
+def test_what_kafka_compacts_is_gone_on_with(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+) -> None:
+    often = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "delete.retention.ms": "1"}
+    broker.create_topic(topic.name, 1, {**COMPACT, **often})
+    fill(client)
+    start_export(cluster, tmp_path / "served", topic=topic)
+    settled(cluster)
+    client.delete("wide", KEYS[:100])
+
+    def is_compacted() -> bool:
+        client.push("wide", KEYS[100:], np.ones((len(KEYS) - 100, 4)))
+        with closing(TopicRows(broker.address, topic.name)) as read:
+            read.read_to(settled(cluster))
+            assert read.rows("wide") == rows_of_checkpoint(client, "wide", tmp_path)
+            # Tombstones go, too.
+            return not read.gone
+
+    wait_until(is_compacted, "a compacted topic", pause_s=0.5)
+    # Another run reads keys and progress from it.
+    stop_export(cluster)
+    client.delete("wide", KEYS[:200])
+    start_export(cluster, tmp_path / "served", topic=topic)
+    with closing(TopicRows(broker.address, topic.name)) as read:
+        read.read_to(settled(cluster))
+        assert read.rows("wide") == rows_of_checkpoint(client, "wide", tmp_path)
+        assert np.array_equal(read.dense("w"), client.pull_dense("w"))
+    stop_export(cluster)
+
+
+def test_the_example_of_the_guide_has_the_rows(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+) -> None:
+    fill(client)
+    start_export(cluster, tmp_path / "served", topic=topic)
+    settled(cluster)
+    client.delete("wide", KEYS[:100])
+    last = settled(cluster)
+    stop_export(cluster)
+    text = GUIDE.read_text(encoding="utf-8").partition("### To a topic of Kafka")[2]
+    example = text.partition("```python\n")[2].partition("```")[0]
+    for known, here in (
+        ("kafka-0:9092", broker.address),
+        ('["clicks"]', f'["{topic.name}"]'),
+        ("while True:", "while not is_at(locals()):"),
+    ):
+        assert example.count(known) == 1, known
+        example = example.replace(known, here)
+
+    def is_at(names: dict[str, Any]) -> bool:
+        return names.get("key") == b"progress" and last in names["value"].decode()
+
+    names: dict[str, Any] = {"is_at": is_at}
+    exec(example, names)
+    names["consumer"].close()
+    wanted = rows_of_checkpoint(client, "wide", tmp_path)
+    found = {key: row.tobytes() for (table, key), row in names["rows"].items() if table == "wide"}
+    assert found == wanted
+    assert 0 <= names["age_s"] < 300
 
 
 def test_topics_that_do_not_fit_are_refused(
