@@ -23,6 +23,14 @@ from backstay.config import ClientConfig
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client
+from tests.integration.exporting import NAME as EXPORT
+from tests.integration.exporting import (
+    controller_of,
+    elements_in,
+    finished,
+    start_export,
+    stop_export,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
@@ -74,6 +82,9 @@ def metric_names(server: LocalServer) -> set[str]:
         for sample in family.samples:
             is_histogram = family.type == "histogram"
             names.add(family.name if is_histogram else sample.name)
+        if not family.samples:
+            # Of exports, while there is none.
+            names.add(family.name + ("_total" if family.type == "counter" else ""))
     return names
 
 
@@ -199,6 +210,31 @@ def test_how_stale_pushes_are_is_counted_by_table(cluster: LocalCluster, command
     shown = command("pserverctl", "--endpoint", cluster.endpoints[0], "tables", "--json")
     (told,) = (one for one in json.loads(shown.stdout)["tables"] if one["name"] == "stale/emb")
     assert (told["stale_slots"], told["staleness_sum"]) == (64, 320)
+
+
+def test_a_running_export_is_told_of_by_the_controller(
+    cluster: LocalCluster, tmp_path: Path, eventually: Eventually
+) -> None:
+    with Client(cluster.endpoints) as client:
+        client.push(SPEC.name, np.arange(100), np.ones((100, 4), np.float32))
+    start_export(cluster, tmp_path)
+    eventually(lambda: len(finished(tmp_path)) > 1)
+    controller = cluster.servers[controller_of(cluster)]
+    eventually(lambda: value(controller, "export_element", export=EXPORT) > 1)
+    rows = value(controller, "export_rows_total", export=EXPORT)
+    assert rows >= 100
+    size = sum(one.total_bytes for one in elements_in(tmp_path))
+    assert 0 < value(controller, "export_bytes_total", export=EXPORT) <= size + 100_000
+    assert value(controller, "export_elements_total", export=EXPORT, outcome="base") == 1
+    assert value(controller, "export_elements_total", export=EXPORT, outcome="increment") >= 1
+    assert value(controller, "export_elements_total", export=EXPORT, outcome="failed") == 0
+    assert 0 <= value(controller, "export_age_seconds", export=EXPORT) < 60
+    others = [one for one in cluster.servers if one is not controller]
+    assert not any(name == "backstay_export_element" for one in others for name, _ in samples(one))
+    stop_export(cluster)
+    eventually(
+        lambda: not any(name == "backstay_export_element" for name, _ in samples(controller))
+    )
 
 
 def test_a_push_that_is_rolled_back_shows_and_is_applied_once(
