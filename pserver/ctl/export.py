@@ -159,7 +159,7 @@ def stop(options: ClusterOptions, name: str, now: bool, as_json: bool) -> None:
             if time.monotonic() > end_s:
                 raise DeadlineExceeded(
                     f"the export {name} has not ended after {STOP_WAIT_S} s"
-                    + (f": {found[0].trouble}" if found[0].trouble else "")
+                    + (f": {trouble}" if (trouble := _trouble_of(found[0])) else "")
                     + "; it ends when its last increment is written, or with --now"
                 )
             time.sleep(LOOK_S)
@@ -183,7 +183,7 @@ def status(options: ClusterOptions, as_json: bool) -> None:
         click.echo("no export goes on")
     else:
         _show(found)
-    if any(one.trouble or one.topic_trouble for one in found):
+    if any(map(_trouble_of, found)):
         raise SystemExit(EXIT_UNHEALTHY)
 
 
@@ -191,6 +191,10 @@ def _exports(inspection: ClusterInspection) -> tuple[RunningExport, ...]:
     return inspection.first_answer(
         lambda channel: remote_exports.list_exports(channel, timeout_s=inspection.timeout_s)
     )
+
+
+def _trouble_of(one: RunningExport) -> str:
+    return one.trouble or one.topic_trouble
 
 
 def _show(exports: tuple[RunningExport, ...]) -> None:

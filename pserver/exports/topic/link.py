@@ -119,6 +119,8 @@ class TopicLink:
     Args:
         topic: The topic.
         is_wanted: Whether the session is still wanted.
+        check: Looks at what the topic says of itself, before others are fenced off and after that;
+            it may refuse.
 
     Raises:
         ConfigError: confluent-kafka is not installed here, or a setting is wrong.
@@ -127,13 +129,19 @@ class TopicLink:
         Unwanted: It is not wanted any more; so do all methods.
     """
 
-    def __init__(self, topic: TopicRecord, is_wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        topic: TopicRecord,
+        is_wanted: Callable[[], bool],
+        check: Callable[[TopicProgress | None], None] = lambda _: None,
+    ) -> None:
         self._topic = topic
         self._is_wanted = is_wanted
         self._kafka, _, self._trouble = _client(topic)
         self._what = f"topic {topic.name}"
         self._settings = _settings(topic, self._trouble)
         count = ensure_topic(topic)
+        check(self._last_word())
         own = {
             "transactional.id": f"backstay-export-{topic.name}",
             "queue.buffering.max.kbytes": BUFFER_KIB,
@@ -147,6 +155,7 @@ class TopicLink:
         try:
             self._until_done("its writer is not made known", self._producer.init_transactions)
             self.progress = self._last_word()
+            check(self.progress)
         except BaseException:
             self.close()
             raise

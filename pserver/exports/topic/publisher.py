@@ -105,9 +105,12 @@ class TopicPublisher:
         """
         record = self._record
         elements = _Elements(ExportFolder(record.url))
-        with TopicLink(self._topic, lambda: not self._stop.is_set()) as link:
-            known = link.progress
+
+        def check(known: TopicProgress | None) -> None:
             check_run(known, record.run, record.started)
+
+        with TopicLink(self._topic, lambda: not self._stop.is_set(), check) as link:
+            known = link.progress
             state = followed(known, record.run, elements.read)
             if known is not None and known.run == record.run:
                 self._tell(known.element, known.begun)

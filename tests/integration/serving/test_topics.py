@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 import struct
@@ -22,11 +23,13 @@ from confluent_kafka import Producer
 from backstay.checkpoint import remote
 from backstay.checkpoint.element import number_of
 from backstay.checkpoint.remote_exports import ExportTopic
-from backstay.consensus.records.exports import TopicRecord
+from backstay.consensus.records.exports import ExportRecord, TopicRecord
 from backstay.errors import CheckpointUnavailable, ConfigError, ExportRefused, InvalidRequest
 from backstay.pserver.exports.topic.link import TopicLink
 from backstay.pserver.exports.topic.messages import Message, TopicProgress, row_messages
+from backstay.pserver.exports.topic.publisher import TopicPublisher
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.pserver.metrics.export_figures import ExportsFigures
 from backstay.serving import Follower
 from backstay.tables import SGD, Adagrad, Expiry, Lifetime, Score, TableSpec, Zeros
 from backstay.trainer import Client
@@ -428,3 +431,27 @@ def progress(element: str) -> TopicProgress:
     return TopicProgress(
         format=1, element=element, begun=1.0, published=1.0, partitions=1, **chosen, **run
     )
+
+
+def test_the_export_that_was_started_later_has_the_topic(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic
+) -> None:
+    where = TopicRecord(topic.brokers, topic.name)
+    figures = ExportsFigures()
+    earlier, later = (
+        ExportRecord(name, name, str(tmp_path), 1.0, ("*",), False, None, started, topic=where)
+        for name, started in (("earlier", "2026-11-26T10:00"), ("later", "2026-11-26T11:00"))
+    )
+    with TopicLink(where, lambda: True) as link:
+        said = replace(progress("base-000001-aaaaaa"), run=later.run, started=later.started)
+        link.publish([], said)
+        publisher = TopicPublisher(earlier, figures.begin("earlier"))
+        wait_until(lambda: figures.to_object()["earlier"]["trouble"], lambda: figures.to_object())
+        assert "choose another topic" in figures.to_object()["earlier"]["trouble"]
+        # It has not fenced off who has the topic.
+        link.publish([], replace(said, element="inc-000002-aaaaaa"))
+        asyncio.run(publisher.close())
+    publisher = TopicPublisher(later, figures.begin("later"))
+    wait_until(lambda: figures.to_object()["later"]["element"], lambda: figures.to_object())
+    assert figures.to_object()["later"]["element"] == "inc-000002-aaaaaa"
+    asyncio.run(publisher.close())
