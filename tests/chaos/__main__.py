@@ -10,10 +10,13 @@
     python -m tests.chaos failover --partition            # a node that is cut off
     python -m tests.chaos jobs --minutes 1                # jobs, and all that may happen to them
     python -m tests.chaos jobs --faults restore,master_sigkill   # these, once each
+    python -m tests.chaos streams --minutes 2             # jobs over topics of Kafka, with exports
+    python -m tests.chaos streams --faults leader_sigkill --brokers 3
+    python -m tests.chaos streams --faults sink_away --s3 --outage-s 60
     python -m tests.chaos clean                           # remove what killed runs left in /tmp
 
-The last line on standard output is ``CHAOS {json}``, ``FAILOVER {json}`` or ``JOBS {json}``. Exit
-code 0 if the verdict is true, 1 if not.
+The last line on standard output is ``CHAOS {json}``, ``FAILOVER {json}``, ``JOBS {json}`` or
+``STREAMS {json}``. Exit code 0 if the verdict is true, 1 if not.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.chaos import sandbox
@@ -45,6 +49,8 @@ from tests.chaos.run import (
     strike,
     under_load,
 )
+from tests.chaos.stream_run import ALL_FAULTS, StreamStage, run_streams
+from tests.kafka.broker import kafka_jars, missing_programs
 
 STORES: tuple[StoreKind, ...] = ("embedded", "etcd")
 # A store that stays away for a minute leaves no time for anything else in a short run.
@@ -56,6 +62,12 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     if options.command == "clean":
         return _clean()
+    if options.command == "streams":
+        if missing := missing_programs():
+            say(f"streams are left out: {missing}")
+            return 0
+        # From inside the namespaces no package registry is reached.
+        kafka_jars()
     if not sandbox.is_inside() and not options.loopback:
         reason = sandbox.why_not()
         if not reason:
@@ -65,6 +77,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.command == "jobs":
         return _jobs(options)
+    if options.command == "streams":
+        return _streams(options)
     return _failover(options) if options.command == "failover" else _chaos(options)
 
 
@@ -92,7 +106,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=("run", "restart", "failover", "jobs", "clean"),
+        choices=("run", "restart", "failover", "jobs", "streams", "clean"),
         default="run",
     )
     parser.add_argument("--seed", type=int, default=1)
@@ -101,17 +115,23 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--faults", type=_kinds, default=[], help="kinds, by commas; default: any, at random"
     )
-    parser.add_argument("--outage-s", type=float, help="how long the store stays away")
+    parser.add_argument(
+        "--outage-s", type=float, help="how long the store, a broker or a sink stays away"
+    )
     parser.add_argument("--unclean", action="store_true", help="restart: SIGKILL, not SIGTERM")
     parser.add_argument("--replicas", type=int, choices=(2, 3))
-    parser.add_argument("--nodes", type=int, default=3, help="of failover and jobs")
+    parser.add_argument("--nodes", type=int, default=3, help="of failover, jobs, streams")
+    parser.add_argument("--brokers", type=int, choices=(1, 3), default=1, help="of streams")
+    parser.add_argument("--s3", action="store_true", help="streams: export to an S3 server")
     parser.add_argument("--kills", type=int, default=50, help="how often a node is hit")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--partition", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the logs also if it passes")
     parser.add_argument("--loopback", action="store_true", help="make no namespaces")
     options = parser.parse_args(arguments)
-    known = JOB_FAULTS if options.command == "jobs" else BY_KIND
+    known: Collection[str] = BY_KIND
+    if options.command in ("jobs", "streams"):
+        known = JOB_FAULTS if options.command == "jobs" else ALL_FAULTS
     for kind in options.faults:
         if kind not in known:
             parser.error(f"--faults: {kind!r} is not one of {', '.join(known)}")
@@ -207,6 +227,23 @@ def _jobs(options: argparse.Namespace) -> int:
     stage = JobStage(plan, options.seed, options.faults, keeps_logs=options.keep)
     result = run_jobs(stage, options.minutes * 60)
     print_line("JOBS", result.figures())
+    return 0 if result.passed else 1
+
+
+def _streams(options: argparse.Namespace) -> int:
+    plan = Plan("etcd", nodes=options.nodes, replicas=options.replicas or 2, slots=16)
+    is_long = options.minutes >= LONG_MINUTES
+    stage = StreamStage(
+        plan,
+        options.seed,
+        options.faults,
+        keeps_logs=options.keep,
+        brokers=options.brokers,
+        s3=options.s3,
+        outage_s=options.outage_s or (60.0 if is_long else 6.0),
+    )
+    result = run_streams(stage, options.minutes * 60)
+    print_line("STREAMS", result.figures())
     return 0 if result.passed else 1
 
 

@@ -26,7 +26,7 @@ from backstay.errors import ServerUnavailable
 from tests.chaos.cluster import ChaosCluster, NotYet
 from tests.chaos.jobs import LEASE_TTL_MS, ChaosJob, stop_politely
 
-__all__ = ["JOB_FAULTS", "JobArena", "JobFault", "JobOver"]
+__all__ = ["JOB_FAULTS", "JobArena", "JobFault", "JobOver", "send"]
 
 T = TypeVar("T")
 LEASE_TTL_S = LEASE_TTL_MS / 1000
@@ -118,7 +118,7 @@ class JobFault:
         """End it."""
 
 
-def _send(process: psutil.Process, number: int) -> None:
+def send(process: psutil.Process, number: int) -> None:
     """Send a signal to a process that may have ended meanwhile."""
     try:
         process.send_signal(number)
@@ -134,7 +134,7 @@ class KillWorker(JobFault):
     def strike(self, arena: JobArena) -> None:
         worker = arena.worker()
         self.what = f"process {worker.pid}"
-        _send(worker, signal.SIGKILL)
+        send(worker, signal.SIGKILL)
 
 
 class KillWorkers(JobFault):
@@ -147,7 +147,7 @@ class KillWorkers(JobFault):
         workers = arena.job.workers()
         self.what = f"{len(workers)} workers"
         for worker in workers:
-            _send(worker, signal.SIGKILL)
+            send(worker, signal.SIGKILL)
 
 
 class PauseWorker(JobFault):
@@ -162,10 +162,10 @@ class PauseWorker(JobFault):
     def strike(self, arena: JobArena) -> None:
         self._worker = arena.worker()
         self.what = f"process {self._worker.pid} for {self.hold_s:.1f} s"
-        _send(self._worker, signal.SIGSTOP)
+        send(self._worker, signal.SIGSTOP)
 
     def undo(self, arena: JobArena) -> None:
-        _send(self._worker, signal.SIGCONT)
+        send(self._worker, signal.SIGCONT)
 
 
 class BlinkWorker(PauseWorker):
@@ -182,7 +182,7 @@ class BlinkWorker(PauseWorker):
         for pause_s in self._pauses_s:
             super().strike(arena)
             time.sleep(pause_s)
-            _send(self._worker, signal.SIGCONT)
+            send(self._worker, signal.SIGCONT)
 
 
 class KillMaster(JobFault):
@@ -193,7 +193,7 @@ class KillMaster(JobFault):
     def strike(self, arena: JobArena) -> None:
         master = arena.master()
         self.what = f"process {master.pid}"
-        _send(master, signal.SIGKILL)
+        send(master, signal.SIGKILL)
 
 
 class KillMasters(KillMaster):
@@ -225,7 +225,7 @@ class PauseMaster(PauseWorker):
     def strike(self, arena: JobArena) -> None:
         self._worker = arena.master()
         self.what = f"process {self._worker.pid} for {self.hold_s:.1f} s"
-        _send(self._worker, signal.SIGSTOP)
+        send(self._worker, signal.SIGSTOP)
 
 
 class KillMasterAndWorker(JobFault):
@@ -236,8 +236,8 @@ class KillMasterAndWorker(JobFault):
     def strike(self, arena: JobArena) -> None:
         master, worker = arena.master(), arena.worker()
         self.what = f"processes {master.pid} and {worker.pid}"
-        _send(master, signal.SIGKILL)
-        _send(worker, signal.SIGKILL)
+        send(master, signal.SIGKILL)
+        send(worker, signal.SIGKILL)
 
 
 class KillServer(JobFault):
@@ -265,7 +265,7 @@ class KillServerAndWorker(KillServer):
     def strike(self, arena: JobArena) -> None:
         worker = arena.worker()
         super().strike(arena)
-        _send(worker, signal.SIGKILL)
+        send(worker, signal.SIGKILL)
         self.what += f" and process {worker.pid}"
 
 
@@ -364,7 +364,7 @@ class StoreAndMaster(StoreAway):
         time.sleep(self.hold_s / 2)
         # The store has to come back.
         with suppress(JobOver):
-            _send(arena.master(), signal.SIGKILL)
+            send(arena.master(), signal.SIGKILL)
 
 
 class Restore(JobFault):
@@ -416,7 +416,7 @@ class RestoreAndMaster(Restore):
         time.sleep(arena.draw.uniform(0.0, 1.5))
         # A restore was struck all the same.
         with suppress(JobOver):
-            _send(arena.master(), signal.SIGKILL)
+            send(arena.master(), signal.SIGKILL)
 
 
 class RestoreAndBlink(Restore):
@@ -428,12 +428,12 @@ class RestoreAndBlink(Restore):
         # Asked before anybody stands still: that may take longer than a lease lasts.
         self._starts = arena.status().master_starts
         worker = arena.worker()
-        _send(worker, signal.SIGSTOP)
+        send(worker, signal.SIGSTOP)
         try:
             self._restore(arena)
             time.sleep(arena.draw.uniform(0.0, 0.5))
         finally:
-            _send(worker, signal.SIGCONT)
+            send(worker, signal.SIGCONT)
 
 
 # By the name that they are counted under.

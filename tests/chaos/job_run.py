@@ -23,7 +23,7 @@ from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.run import FOLDER_PREFIX, say
 from tests.chaos.sandbox import is_inside
 
-__all__ = ["JobStage", "JobsResult", "run_jobs"]
+__all__ = ["FAULTS_OF_A_JOB", "LAST_JOB_S", "JobStage", "JobsResult", "run_jobs", "strike", "take"]
 
 FAULTS_OF_A_JOB = 5
 # A job that begins with less time left would see no fault.
@@ -92,7 +92,7 @@ def run_jobs(stage: JobStage, seconds: float) -> JobsResult:
     try:
         cluster.start()
         for number in range(1000):
-            makers = _take(deck, FAULTS_OF_A_JOB)
+            makers = take(deck, FAULTS_OF_A_JOB)
             is_late = time.monotonic() > until_s - LAST_JOB_S
             if not makers or (number and not stage.kinds and is_late):
                 break
@@ -132,7 +132,7 @@ def _run_job(
             if job.is_over or time.monotonic() > until_s:
                 break
             try:
-                _strike(arena, JOB_FAULTS[kind](arena))
+                strike(arena, JOB_FAULTS[kind](arena))
             except JobOver as over:
                 say(f"{kind}: {over}")
                 break
@@ -146,7 +146,7 @@ def _run_job(
         job.close()
 
 
-def _strike(arena: JobArena, fault: JobFault) -> None:
+def strike(arena: JobArena, fault: JobFault) -> None:
     """Bring a fault about, hold it, end it, and wait until the job goes on.
 
     Raises:
@@ -173,5 +173,5 @@ def _deck(draw: random.Random, plan: Plan) -> Iterator[str]:
         yield from kinds
 
 
-def _take(deck: Iterator[str], count: int) -> list[str]:
+def take(deck: Iterator[str], count: int) -> list[str]:
     return list(itertools.islice(deck, count))

@@ -27,7 +27,7 @@ from backstay.master.job_client import JobClient
 from tests.chaos.cluster import ChaosCluster, NotYet
 from tests.chaos.processes import environment
 
-__all__ = ["ChaosJob", "JobShape", "JobVerdict", "judge_job"]
+__all__ = ["ChaosJob", "JobShape", "JobVerdict", "judge_job", "judge_told", "stop_politely"]
 
 MODEL = Path(__file__).with_name("job_model.py")
 MASTER, WORKER = "backstay.master.serve_cli", "backstay.trainer.worker.cli"
@@ -71,6 +71,13 @@ class JobShape:
             "workers": {"initial": self.workers, "min": 1, "max": 4, "max_relaunches": 100},
         }
 
+    def write(self, folder: Path) -> None:
+        """Write what the job file names."""
+        shutil.copy(MODEL, folder / "model.py")
+        numbers = "".join(f"{number}\n" for number in range(self.records))
+        (folder / "train.csv").write_text("n\n" + numbers)
+        (folder / "valid.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(16)))
+
 
 class ChaosJob:
     """One job: its folder, the command that runs it now, and questions to its job master."""
@@ -83,10 +90,7 @@ class ChaosJob:
         self._cluster = cluster
         self._command: subprocess.Popen[bytes] | None = None
         folder.mkdir()
-        shutil.copy(MODEL, folder / "model.py")
-        numbers = "".join(f"{number}\n" for number in range(shape.records))
-        (folder / "train.csv").write_text("n\n" + numbers)
-        (folder / "valid.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(16)))
+        shape.write(folder)
         # JSON is YAML.
         (folder / "job.yaml").write_text(json.dumps(shape.settings()))
         self.slow(True)
@@ -291,11 +295,11 @@ def judge_job(job: ChaosJob) -> JobVerdict:
                       if seen != right]  # fmt: skip
     if verdict.faults:
         verdict.faults.append(f"{result or job.log_tail()}")
-    verdict.faults += _judge_told(job, verdict)
+    verdict.faults += judge_told(job, verdict)
     return verdict
 
 
-def _judge_told(job: ChaosJob, verdict: JobVerdict) -> list[str]:
+def judge_told(job: ChaosJob, verdict: JobVerdict) -> list[str]:
     """No worker is told to be first at a task that another one was first at."""
     first: Counter[tuple[int, int]] = Counter()
     attempts: Counter[tuple[int, int, int]] = Counter()

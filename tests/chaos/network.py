@@ -230,14 +230,14 @@ def drop_some(percent: int) -> list[str]:
     return [f"numgen random mod 100 < {percent} drop"]
 
 
-def reset_some(per_thousand: int) -> list[str]:
+def reset_some(per_thousand: int, *, longer_than: int = MID_FRAME_BYTES) -> list[str]:
     """Rules that answer some packets in the middle of a frame with a reset.
 
     Only on connections that are established: a refused connection would be evidence that the
     process is gone.
     """
     return [
-        f"meta l4proto tcp ct state established meta length > {MID_FRAME_BYTES} "
+        f"meta l4proto tcp ct state established meta length > {longer_than} "
         f"numgen random mod 1000 < {per_thousand} reject with tcp reset"
     ]
 

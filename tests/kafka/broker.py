@@ -28,7 +28,7 @@ from backstay.pserver.free_ports import free_ports
 from tests.processes import takes_connections
 from tests.waiting import wait_until
 
-__all__ = ["KafkaBroker", "is_led", "require_kafka"]
+__all__ = ["KafkaBroker", "is_led", "kafka_jars", "missing_programs", "require_kafka"]
 
 POM = Path(__file__).parent / "pom.xml"
 CACHE_VARIABLE = "KAFKA_TESTS_CACHE"
@@ -56,14 +56,26 @@ log.cleaner.min.compaction.lag.ms=0
 """
 
 
+def missing_programs() -> str:
+    """Return what is missing here for a broker, in words; empty: nothing is."""
+    missing = [name for name in ("java", "mvn") if shutil.which(name) is None]
+    if not missing:
+        return ""
+    return (
+        f"{' and '.join(missing)} not installed (Debian: apt-get install maven "
+        "default-jre-headless)"
+    )
+
+
 def require_kafka() -> Path:
     """Return the folder of the broker's jars, or skip."""
-    missing = [name for name in ("java", "mvn") if shutil.which(name) is None]
-    if missing:
-        pytest.skip(
-            f"{' and '.join(missing)} not installed (Debian: apt-get install maven "
-            "default-jre-headless)"
-        )
+    if missing := missing_programs():
+        pytest.skip(missing)
+    return kafka_jars()
+
+
+def kafka_jars() -> Path:
+    """Return the folder of the broker's jars; they are fetched first if they are not there."""
     home = os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "backstay-kafka"
     folder = Path(home) / hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
