@@ -1,6 +1,6 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
 # Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
-# SEED, MINUTES and JOB_MINUTES (of chaos), EXPERIMENTS_ARGS.
+# SEED, MINUTES, JOB_MINUTES and STREAM_MINUTES (of chaos), EXPERIMENTS_ARGS.
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -13,6 +13,7 @@ FUZZ_SECONDS ?= 60
 SEED ?= 1
 MINUTES ?= 3
 JOB_MINUTES ?= 0.75
+STREAM_MINUTES ?= 0.75
 EXPERIMENTS_ARGS ?=
 DIST ?= dist
 
@@ -82,9 +83,10 @@ test-kubernetes: install kubernetes-cluster  ## run the tests on a real Kubernet
 test-kubernetes-faults: install kubernetes-cluster  ## run the long tests on that cluster: faults, jobs that grow and shrink, schedules
 	$(BIN)/python -m pytest -m "kubernetes and chaos" $(PYTEST_ARGS)
 
-chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, then those of jobs for JOB_MINUTES
+chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, then those of jobs for JOB_MINUTES, of streams for STREAM_MINUTES
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
 	$(BIN)/python -m tests.chaos jobs --seed $(SEED) --minutes $(JOB_MINUTES)
+	$(BIN)/python -m tests.chaos streams --seed $(SEED) --minutes $(STREAM_MINUTES)
 
 sim: install  ## run SEEDS simulated clusters from FIRST_SEED on; TRACE=1 tells everything that happens
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(if $(TRACE),--trace)

@@ -23,7 +23,7 @@ from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.run import FOLDER_PREFIX, say
 from tests.chaos.sandbox import is_inside
 
-__all__ = ["FAULTS_OF_A_JOB", "LAST_JOB_S", "JobStage", "JobsResult", "run_jobs", "strike", "take"]
+__all__ = ["LAST_JOB_S", "JobStage", "JobsResult", "run_jobs", "strike", "take"]
 
 FAULTS_OF_A_JOB = 5
 # A job that begins with less time left would see no fault.

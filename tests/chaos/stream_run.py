@@ -17,7 +17,7 @@ from pathlib import Path
 from backstay.errors import BackstayError
 from tests.chaos.cluster import ChaosCluster, NotYet
 from tests.chaos.job_faults import JOB_FAULTS, JobFault, JobOver
-from tests.chaos.job_run import FAULTS_OF_A_JOB, LAST_JOB_S, JobsResult, JobStage, strike, take
+from tests.chaos.job_run import LAST_JOB_S, JobsResult, JobStage, strike, take
 from tests.chaos.jobs import ChaosJob
 from tests.chaos.kafka_hosts import Brokers
 from tests.chaos.network import Loopback, Namespaces
@@ -36,6 +36,8 @@ from tests.chaos.stream_jobs import (
 
 __all__ = ["ALL_FAULTS", "StreamStage", "run_streams"]
 
+# It takes longer to begin than another job, and to be judged.
+FAULTS_OF_A_STREAM = 8
 ALL_FAULTS: dict[str, type[JobFault]] = {**STREAM_FAULTS, **JOB_FAULTS}
 
 
@@ -75,13 +77,14 @@ def run_streams(stage: StreamStage, seconds: float) -> JobsResult:
     world = _World(cluster, brokers, sink, folder)
     draw = random.Random(stage.seed)
     deck = iter(stage.kinds) if stage.kinds else _deck(draw)
-    until_s = time.monotonic() + seconds
     try:
         cluster.start()
         brokers.start()
+        # A broker alone may take half a minute to start.
+        until_s = time.monotonic() + seconds
         say(f"{stage.plan.nodes} servers and {stage.brokers} brokers are there")
         for number in range(1000):
-            makers = take(deck, len(stage.kinds) or FAULTS_OF_A_JOB)
+            makers = take(deck, len(stage.kinds) or FAULTS_OF_A_STREAM)
             is_late = time.monotonic() > until_s - LAST_JOB_S
             if not makers or (number and not stage.kinds and is_late):
                 break
