@@ -75,7 +75,7 @@ class Brokers:
         votes = [f"{host.address}:{port}" for host, port in zip(self.hosts, ports[1], strict=True)]
         self.addresses = own
         self._copies = count
-        self.config = {
+        self.config: dict[str, str | int | float | bool] = {
             "bootstrap.servers": ",".join(own),
             # They say of themselves what is wrong, where that matters.
             "log_level": 0,

@@ -19,7 +19,7 @@ from backstay.checkpoint.element import ELEMENT_FILE, kind_of
 from tests.chaos.cluster import NotYet
 from tests.chaos.processes import environment
 
-__all__ = ["PHASES", "at_element", "at_file", "at_record"]
+__all__ = ["PHASES", "at_element", "at_file", "at_open", "at_record"]
 
 STEP_LIMIT_S = 60.0
 LOOK_PAUSE_S = 0.0005
@@ -62,6 +62,19 @@ def at_element(folder: Path, kind: str, phase: str, until: Callable[[], bool]) -
         return False
 
     return _look(f"a new {kind} that is {phase}", reached, until)
+
+
+def at_open(pid: int, words: str, limit_s: float) -> bool:
+    """Wait until a process has a file open whose path has some words; False: not in that time."""
+    deadline_s, folder = time.monotonic() + limit_s, Path(f"/proc/{pid}/fd")
+    while time.monotonic() < deadline_s:
+        try:
+            if any(words in os.readlink(one) for one in folder.iterdir()):
+                return True
+        except OSError:
+            # It was closed meanwhile.
+            continue
+    return False
 
 
 def _look(what: str, reached: Callable[[], bool], until: Callable[[], bool]) -> bool:

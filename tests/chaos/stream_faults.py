@@ -28,7 +28,7 @@ from tests.chaos import network
 from tests.chaos.cluster import NotYet
 from tests.chaos.job_faults import JobArena, JobFault, JobOver, send
 from tests.chaos.sinks import FolderSink, Sink
-from tests.chaos.steps import PHASES, at_element, at_file, at_record
+from tests.chaos.steps import PHASES, at_element, at_file, at_open, at_record
 from tests.chaos.stream_jobs import StreamParts, StreamShape, stop_job
 
 __all__ = ["STREAM_FAULTS", "StreamArena", "StreamFault", "fits"]
@@ -38,6 +38,8 @@ TOLD_LIMIT_S = 60.0
 # What the servers may take more of while nothing is exported; pushes are many times that.
 GROWTH_MAX = 48 << 20
 KEYS, DIM = 2000, 64
+# Until a follower reads what is there.
+OPEN_LIMIT_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -275,8 +277,7 @@ class KillInStep(StreamFault):
     victim = ""
 
     def strike_stream(self, arena: StreamArena) -> None:
-        self._number: int | None = None
-        victim = self._aim(arena)
+        victim, self._number = self._aim(arena)
         if not STEPS[self.step](arena, lambda: arena.job.is_over):
             raise JobOver(f"the job was over before there was a {self.step}")
         if self._number is not None:
@@ -284,17 +285,17 @@ class KillInStep(StreamFault):
         elif victim is not None:
             send(victim, signal.SIGKILL)
 
-    def _aim(self, arena: StreamArena) -> psutil.Process | None:
-        """Choose whom to kill before the step comes: then there is no time for it."""
+    def _aim(self, arena: StreamArena) -> tuple[psutil.Process | None, int | None]:
+        """Choose whom to kill, a process or a node, before the step comes: then time is short."""
         if self.victim in ("worker", "master"):
             process = arena.worker() if self.victim == "worker" else arena.master()
             self.what = f"process {process.pid}"
-            return process
+            return process, None
         controller = arena.wait_for("a controller", lambda: _controller(arena))
         others = [n for n in range(len(arena.cluster.nodes)) if n != controller]
-        self._number = controller if self.victim == "controller" else arena.draw.choice(others)
-        self.what = f"ps-{self._number}"
-        return None
+        number = controller if self.victim == "controller" else arena.draw.choice(others)
+        self.what = f"ps-{number}"
+        return None, number
 
     def undo_stream(self, arena: StreamArena) -> None:
         if self._number is not None:
@@ -465,7 +466,7 @@ class Load:
 
 
 class KillFollower(StreamFault):
-    """SIGKILL of the follower while it takes an increment, again and again."""
+    """SIGKILL of the follower while it reads the part of an increment, again and again."""
 
     kind = "follower_sigkill"
     needs_folder = True
@@ -473,15 +474,20 @@ class KillFollower(StreamFault):
 
     def strike_stream(self, arena: StreamArena) -> None:
         follower = arena.parts.follower
-        for number in range(self.times):
-            at_element(arena.served, "increment", "finished", lambda: arena.job.is_over)
-            # It looks every 20 ms.
-            time.sleep(arena.draw.uniform(0.0, 0.04))
-            follower.kill()
-            follower.start()
-            if number < self.times - 1:
+        # So that there is something to read.
+        load = Load(arena)
+        load.start()
+        try:
+            load.wait_pushes(1)
+            in_the_middle = 0
+            for _ in range(self.times):
                 follower.wait_until("the follower does not start", bool)
-        self.what = f"{self.times} times"
+                in_the_middle += at_open(follower.pid, f"{arena.served}/inc-", OPEN_LIMIT_S)
+                follower.kill()
+                follower.start()
+        finally:
+            load.stop()
+        self.what = f"{self.times} times, {in_the_middle} of them while it read"
 
 
 class PauseFollower(StreamFault):
@@ -611,13 +617,11 @@ def fits(kind: type[JobFault], arena: StreamArena) -> bool:
 
 
 VICTIMS = ("worker", "master", "server", "controller")
+KINDS: tuple[type[StreamFault], ...] = (
+    *(KillBroker, PauseBroker, KillLeader, CutBroker, ResetBroker),
+    *(BrokerInCommit, MasterInHungCommit),
+    *(_in_step(victim, step) for step in STEPS for victim in VICTIMS),
+    *(SinkAway, SinkFull, KillFollower, PauseFollower, Damage, DamageManifest, StopJob),
+)
 # By the name that they are counted under.
-STREAM_FAULTS: dict[str, type[JobFault]] = {
-    kind.kind: kind
-    for kind in (
-        *(KillBroker, PauseBroker, KillLeader, CutBroker, ResetBroker),
-        *(BrokerInCommit, MasterInHungCommit),
-        *(_in_step(victim, step) for step in STEPS for victim in VICTIMS),
-        *(SinkAway, SinkFull, KillFollower, PauseFollower, Damage, DamageManifest, StopJob),
-    )
-}
+STREAM_FAULTS: dict[str, type[JobFault]] = {kind.kind: kind for kind in KINDS}

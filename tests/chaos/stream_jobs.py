@@ -32,6 +32,7 @@ from tests.chaos.jobs import END_LIMIT_S, MODEL, ChaosJob, JobShape, JobVerdict,
 from tests.chaos.kafka_hosts import Brokers
 from tests.chaos.network import Host
 from tests.chaos.processes import Process, environment
+from tests.chaos.run import say
 from tests.integration.exporting import same_rows
 
 __all__ = ["Filling", "FollowerProcess", "StreamParts", "StreamShape", "judge_stream", "stop_job"]
@@ -40,9 +41,14 @@ STREAM_MODEL = Path(__file__).with_name("stream_model.py")
 PARTITIONS = 2
 # Rows that count, as in the model file.
 COUNTED = 64
-RECORDS_PER_S = 80
+RECORDS_PER_S = 60
+# Before a job trains, so many and no more: what waits must be done in the end.
+FIRST_RECORDS = 200
 CALL_S = 30.0
-CAUGHT_UP_LIMIT_S = 90.0
+# In so long a job master has asked the source again.
+ASKED_S = 3.0
+# Without a record that is done.
+CAUGHT_UP_LIMIT_S = 60.0
 FOLLOWED_LIMIT_S = 60.0
 PAUSE_S = 0.05
 
@@ -99,14 +105,18 @@ class Filling:
         config = {**brokers.config, "enable.idempotence": True, "linger.ms": 5}
         self._producer = Producer(config)
         self._topic = topic
-        self._stop = threading.Event()
+        self._stop, self._goes_on = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.acknowledged: list[int] = []
         self.failed: list[str] = []
 
     def start(self) -> None:
-        """Start it."""
+        """Write the first records."""
         self._thread.start()
+
+    def go_on(self) -> None:
+        """Write more, all the time."""
+        self._goes_on.set()
 
     def stop(self) -> None:
         """Write no more, and wait for the brokers' answers."""
@@ -117,14 +127,18 @@ class Filling:
             self.failed.append(f"{left} messages are not acknowledged")
 
     def _run(self) -> None:
-        number, begun_s = 0, time.monotonic()
+        number = due = 0.0
+        looked_s = time.monotonic()
         while not self._stop.wait(0.02):
-            due = int((time.monotonic() - begun_s) * RECORDS_PER_S)
+            passed_s, looked_s = time.monotonic() - looked_s, time.monotonic()
             # While brokers are away, it does not run far ahead of them.
             if len(self._producer) < 100 * RECORDS_PER_S:
-                for n in range(number, max(due, number)):
-                    self._produce(n)
-                number = max(due, number)
+                due += passed_s * RECORDS_PER_S
+            if not self._goes_on.is_set():
+                due = min(due, FIRST_RECORDS)
+            while number < due:
+                self._produce(int(number))
+                number += 1
             self._producer.poll(0)
 
     def _produce(self, number: int) -> None:
@@ -275,8 +289,10 @@ def judge_stream(cluster: ChaosCluster, job: ChaosJob, parts: StreamParts) -> Jo
     assert isinstance(shape, StreamShape)
     parts.filling.stop()
     job.slow(False)
-    job.wait_until(lambda: _behind(job, len(parts.filling.acknowledged)), CAUGHT_UP_LIMIT_S)
+    _wait_caught_up(job)
+    say("it has caught up")
     stop_job(cluster, job)
+    say("it has stopped")
     produced, result = len(parts.filling.acknowledged), job.result()
     ends, committed = _offsets(parts.brokers, shape)
     verdict.master_starts = result.get("master_starts", 0)
@@ -300,13 +316,34 @@ def judge_stream(cluster: ChaosCluster, job: ChaosJob, parts: StreamParts) -> Jo
     return verdict
 
 
-def _behind(job: ChaosJob, produced: int) -> str:
-    status = job.status()
-    stream = status.stream
-    if status.state != "running" or status.trouble:
-        return f"it is {status.state}: {status.reason} {status.trouble}"
-    is_done = stream.HasField("lag_records") and not stream.lag_records
-    return "" if is_done else f"{stream.lag_records} of {produced} records are left"
+def _wait_caught_up(job: ChaosJob) -> None:
+    """Wait until nothing is left to do, however long that takes as long as it gets less.
+
+    Raises:
+        NotYet: It does not get less.
+    """
+    least, less_s, none_s, seen = 1 << 60, time.monotonic(), 0.0, ""
+    while not none_s or time.monotonic() - none_s < ASKED_S:
+        if job.is_over:
+            raise NotYet(f"the command has ended: {job.log_tail()}")
+        if time.monotonic() - less_s > CAUGHT_UP_LIMIT_S:
+            raise NotYet(f"the job does not catch up: {seen}")
+        time.sleep(PAUSE_S)
+        left, seen = _left(job)
+        if left < least:
+            least, less_s = left, time.monotonic()
+        none_s = 0.0 if left else none_s or time.monotonic()
+
+
+def _left(job: ChaosJob) -> tuple[int, str]:
+    """Return how many records are not done, or many if nobody knows; and what was seen."""
+    try:
+        status = job.status()
+    except NotYet as error:
+        return 1 << 60, str(error)
+    seen = f"{status.state}, {status.stream.lag_records} records are left; {status.trouble}"
+    is_known = status.state == "running" and status.stream.HasField("lag_records")
+    return (status.stream.lag_records if is_known and not status.trouble else 1 << 60), seen
 
 
 def _offsets(brokers: Brokers, shape: StreamShape) -> tuple[list[int], list[int]]:

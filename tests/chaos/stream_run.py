@@ -139,6 +139,7 @@ def _run_job(
         parts.follower.start()
         job.start()
         job.wait_going_on()
+        parts.filling.go_on()
         parts.follower.wait_fresh()
         say(f"{name} trains, exports and is followed")
         for kind in kinds:
