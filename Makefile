@@ -28,7 +28,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench experiments fuzz docs proto wheel clean check-tools sim
+.PHONY: help venv install demo demo-online test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench experiments fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ install: check-tools $(VENV)/.dependencies $(VENV)/.binding  ## build backstay i
 
 demo: install  ## train a click model on real data: three pservers and two trainers on this machine
 	$(BIN)/python examples/census/demo.py
+
+demo-online: install  ## learn from a topic of Kafka and serve meanwhile, some minutes; needs Java and Maven
+	$(BIN)/python examples/online/demo.py
 
 test: install  ## run the tests: Rust, then Python (some minutes)
 	$(CARGO) test -p backstay-core -p backstay-net

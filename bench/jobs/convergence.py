@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from backstay.pserver.local_cluster import LocalCluster
 from bench.jobs.local import print_result
-from examples.census.job_run import JobRun
+from examples.common.job_run import JobRun
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "ctr" / "frappe.yaml"
 LOOK_SECONDS = 0.5

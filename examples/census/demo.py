@@ -36,11 +36,12 @@ from backstay.job_spec import JobSpec
 from backstay.master.job_file import load_job
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
-from examples.census.failure import Failure
 from examples.census.growth import Growth
-from examples.census.job_run import JOB, JobRun
+from examples.common.failure import Failure
+from examples.common.job_run import JobRun
 from examples.common.launch import ProcessFailed, check_servers
 
+JOB = Path(__file__).with_name("job.yaml")
 PASSES = 10
 RESTORED_SERVERS = 2
 LOOK_SECONDS = 0.1

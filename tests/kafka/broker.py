@@ -121,6 +121,7 @@ class KafkaBroker:
             self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c"),
             check=True,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             timeout=START_LIMIT_S,
         )
         self.start()

@@ -1,4 +1,4 @@
-"""A ``backstay train`` of the demo: started, watched, hurt, and asked how it went.
+"""A ``backstay train`` of a demo: started, watched, hurt, and asked how it went.
 
 May import backstay's commands and clients. Every wait has a limit; what it tells comes from the
 job master and from the processes themselves.
@@ -26,11 +26,12 @@ from examples.common.launch import ProcessFailed, stops_held_back
 
 __all__ = ["JobRun"]
 
-JOB = Path(__file__).with_name("job.yaml")
 LOOK_SECONDS = 0.02
 START_SECONDS = 60.0
 STOP_SECONDS = 40.0
 ERROR_LINES_KEPT = 30
+# Exit status of a job that was stopped.
+STOPPED = 130
 MASTER = "backstay.master.serve_cli"
 # The demo asks all the time: a master that is gone shall not keep it waiting.
 DEADLINE_MS = 1000
@@ -100,17 +101,20 @@ class JobRun:
         """Whether the command has ended."""
         return self._process is not None and self._process.poll() is not None
 
-    def result(self) -> dict[str, Any]:
+    def result(self, *, stopped: bool = False) -> dict[str, Any]:
         """Return what the command printed at its end.
 
+        Args:
+            stopped: Whether it is to have been stopped, by ``jobs stop``.
+
         Raises:
-            ProcessFailed: It ended with an error.
+            ProcessFailed: It ended otherwise.
         """
         assert self._process is not None
         assert self._reader is not None
         code = self._process.wait(STOP_SECONDS)
         self._reader.join()
-        if code != 0:
+        if code != (STOPPED if stopped else 0):
             raise ProcessFailed(f"the job ended with exit status {code}:\n{self._last_errors()}")
         result: dict[str, Any] = json.loads("".join(self._answer))
         return result
@@ -143,15 +147,11 @@ class JobRun:
 
     def scale(self, workers: int) -> None:
         """Have so many workers."""
+        self._tell("the number of workers", lambda: self._client.scale(workers))
 
-        def is_told() -> bool | None:
-            try:
-                self._client.scale(workers)
-            except ServerUnavailable:
-                return None
-            return True
-
-        self._wait("a master that takes the number of workers", is_told)
+    def stop_when_done(self) -> None:
+        """End a job over data without an end when it has done what it has taken."""
+        self._tell("a stop", lambda: self._client.stop("the demo ends", when_done=True))
 
     def kill_master(self) -> float:
         """Kill the job master; wait until tasks flow again, and return the seconds until then."""
@@ -182,6 +182,16 @@ class JobRun:
             return sum(one.alive for one in self.status.workers) >= count or None
 
         self._wait(f"{count} workers", are_there)
+
+    def _tell(self, what: str, call: Callable[[], Any]) -> None:
+        def is_told() -> bool | None:
+            try:
+                call()
+            except ServerUnavailable:
+                return None
+            return True
+
+        self._wait(f"a master that takes {what}", is_told)
 
     def _wait(self, what: str, found: Callable[[], Any]) -> Any:
         deadline_s = time.monotonic() + START_SECONDS
