@@ -117,13 +117,16 @@ class KafkaBroker:
 
     def __enter__(self) -> KafkaBroker:
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        subprocess.run(
-            self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c"),
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=START_LIMIT_S,
-        )
+        # In one word: one of 64 begins with a hyphen, and would be taken for an option.
+        words = ("format", "--standalone", f"--cluster-id={cluster}", "-c")
+        with (self._folder / "broker.log").open("ab") as log:
+            subprocess.run(
+                self._java("kafka.tools.StorageTool", *words),
+                check=True,
+                stdout=log,
+                stderr=log,
+                timeout=START_LIMIT_S,
+            )
         self.start()
         return self
 
