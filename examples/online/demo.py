@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -51,6 +52,8 @@ SERVERS, WORKERS, REPLICAS = 3, 3, 2
 VICTIM = 1
 WINDOW = 10_000
 LOOK_SECONDS = 0.2
+# Characters of the broker's log in an error.
+LOG_TAIL = 2000
 # For each thing that must come: the served model, the end of the lag.
 WAIT_SECONDS = 180.0
 # Parts of the time at which something is killed, unless what was before is still under way.
@@ -211,8 +214,15 @@ class Run:
         folder, shape = self._folder, self._shape
         for name in ("broker", "checkpoints", "served"):
             (folder / name).mkdir()
-        broker = stack.enter_context(KafkaBroker(folder / "broker"))
-        broker.create_topic(TOPIC, PARTITIONS)
+        broker = KafkaBroker(folder / "broker")
+        # Also if it is told to end while it starts.
+        stack.callback(broker.kill)
+        try:
+            stack.enter_context(broker)
+            broker.create_topic(TOPIC, PARTITIONS)
+        except (AssertionError, subprocess.SubprocessError) as error:
+            log = (folder / "broker" / "broker.log").read_text()[-LOG_TAIL:]
+            raise ProcessFailed(f"the broker does not start: {error}\n{log}") from error
         settings = {"replicas": REPLICAS, "checkpoint_url": str(folder / "checkpoints")}
         self._cluster = stack.enter_context(LocalCluster(servers=SERVERS, settings=settings))
         self._gone = RowsGone(self._cluster)

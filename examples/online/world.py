@@ -106,8 +106,8 @@ class World:
         return np.arange(first, first + count)
 
     def _taste(self, count: int, scale: float) -> NDArray[np.complex128]:
-        parts = self._random.normal(0.0, scale / math.sqrt(PLANES), (2, count, PLANES))
-        return parts[0] + 1j * parts[1]
+        parts = self._random.normal(0.0, scale / math.sqrt(PLANES), (count, PLANES, 2))
+        return parts.view(np.complex128)[..., 0]
 
     def _popular(self, among: int, count: int) -> NDArray[np.int64]:
         """Draw places: a few are frequent, most are rare."""

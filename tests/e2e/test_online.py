@@ -47,8 +47,7 @@ def test_each_click_counts_once_and_the_followed_model_keeps_up() -> None:
     assert figures["records"] == figures["written"] > 40_000
     assert figures["periods"] >= 1
     assert figures["auc_frozen"] < figures["auc_follower"] < figures["auc_best"]
-    # Both predict before training; the follower's rows are a second older.
-    assert abs(figures["auc_follower"] - figures["auc_trainer"]) < 0.05
+    assert figures["auc_frozen"] < figures["auc_trainer"] < figures["auc_best"]
     assert 0 < figures["delay_p50_s"] <= figures["delay_p99_s"]
     assert figures["pushes"] > 100
     # Most users come once and get no row; ads that are gone lose theirs.
