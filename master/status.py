@@ -127,7 +127,7 @@ def _add_stream(status: job_pb2.JobStatus, job: Job) -> None:
         status.stream.lag_records = lag.records
         status.stream.ahead_records = lag.ahead
         dropped += lag.dropped
-    if lag is not None and not lag.records and not job.stream.waiting:
+    if lag is not None and not lag.records and not job.stream.waiting_folders:
         # The age is asked for less often than the records are counted.
         status.stream.lag_s = 0.0
     elif job.stream.lag_s is not None:

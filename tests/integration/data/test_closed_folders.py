@@ -89,7 +89,7 @@ class Job:
 
         def is_counted() -> bool:
             found[:] = [self.source.look(self.positions)]
-            return not found[0].waiting
+            return not found[0].waiting_folders
 
         # As if ``look_s`` had passed.
         self.source._listed_s = 0.0

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from backstay._native import initial_rows, slots_of, table_id
 from backstay.checkpoint import tensors
+from backstay.checkpoint.documents import FileEntry
 from backstay.checkpoint.element import Element, ExportChoice
-from backstay.checkpoint.export import FileEntry
 from backstay.checkpoint.export_folder import ExportFolder
 from backstay.checkpoint.export_parts import PART_FORMAT
 from backstay.errors import CheckpointDamaged
