@@ -176,6 +176,13 @@ class SlotWriter:
             stop.cancel()
         return [part for part in written if part is not None]
 
+    async def export_completed(self, positions: Sequence[int], tables: Sequence[str]) -> None:
+        """Let go of what an export that is complete up to these positions does not need again."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(
+            self._copier, self._server.export_completed, positions, list(tables)
+        )
+
     def close(self) -> None:
         """Write nothing more."""
         for threads in (self._copier, self._writers):

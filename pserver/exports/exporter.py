@@ -201,7 +201,9 @@ class Exporter:
                 )
                 for slot in slots
             ]
-            return self._request(new_id, bases, specs)
+            asked = self._request(new_id, bases, specs)
+            asked.completed.extend(position)
+            return asked
 
         try:
             give_up_s = max(self._record.every_s, GIVE_UP_S)

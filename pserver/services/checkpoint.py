@@ -107,6 +107,8 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             export = ExportChoice(tuple(chosen.tables), chosen.statistics, least)
             # They must not wait for the files of a base or a checkpoint.
             writer = parts.increments if all(bases.values()) else writer
+            if request.completed:
+                await writer.export_completed(list(request.completed), export.tables)
         written = await writer.write(request.url, request.id, bases, request.bytes_per_s, export)
         return checkpoint_pb2.WriteSlotsResponse(
             parts=[

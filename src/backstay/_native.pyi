@@ -232,6 +232,13 @@ class DataServer:
         """Return for each slot the bytes that its rows here would take in a checkpoint."""
     def track_exports(self, tables: Sequence[str]) -> None:
         """Keep account of what changes in these tables for running exports, and in no others."""
+    def export_completed(self, positions: Sequence[int], tables: Sequence[str]) -> None:
+        """Let go of what changed before a complete element, of slots that this node backs up.
+
+        Args:
+            positions: Of each slot, as the element has it.
+            tables: Those of the export.
+        """
     def copy_slots(
         self,
         slots_json: str,

@@ -212,6 +212,13 @@ impl Run {
         }
     }
 
+    /// The backup hears what completed increments have.
+    fn completed(&mut self) {
+        for (&slot, &position) in &self.written {
+            self.backup.export_completed(slot, position, &ids());
+        }
+    }
+
     /// A base, with increments between its slots.
     fn base(&mut self, between: &[Vec<u64>]) {
         self.since_base.clear();
@@ -264,6 +271,7 @@ enum Step {
     Increment(bool, Option<u32>),
     Base(Vec<Vec<u64>>),
     Checkpoint,
+    Completed,
     FailOver,
     Tracked,
 }
@@ -277,6 +285,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(completed, left_out)| Step::Increment(completed, left_out)),
         1 => prop::collection::vec(keys, 0..6).prop_map(Step::Base),
         1 => Just(Step::Checkpoint),
+        2 => Just(Step::Completed),
         1 => Just(Step::FailOver),
         1 => Just(Step::Tracked),
     ]
@@ -297,6 +306,7 @@ proptest! {
                     let mut copy = run.master.begin_snapshot(slot, None);
                     prop_assert!(run.master.finish_snapshot(&mut copy));
                 },
+                Step::Completed => run.completed(),
                 Step::FailOver => run.fail_over(),
                 // The tables are told again whenever a record changes.
                 Step::Tracked => run.track(&ids()),
@@ -335,6 +345,25 @@ fn an_increment_has_what_changed_since_the_last_completed_one() {
         run.since_base.iter().rev().take(2).map(rows).sum::<usize>(),
         0
     );
+}
+
+#[test]
+fn after_a_failover_an_increment_is_small_if_the_backup_heard_of_those_before() {
+    let mut run = Run::new();
+    run.apply(0, &(0..500).collect::<Vec<_>>(), false);
+    for key in 0..4 {
+        run.increment(true, None);
+        run.completed();
+        run.apply(0, &[key], false);
+        run.apply(1, &[key], false);
+        run.apply(1, &[key], true);
+    }
+    run.fail_over();
+    run.increment(true, None);
+    let told: Vec<&Told> = run.since_base.iter().rev().take(2).collect();
+    assert!(told.iter().all(|one| !one.snapshot.whole));
+    // A row that came and a key that went since the last one.
+    assert_eq!(told.into_iter().map(rows).sum::<usize>(), 2);
 }
 
 #[test]

@@ -325,6 +325,12 @@ impl DataServer {
         py.detach(|| self.store.track_exports(&ids));
     }
 
+    /// A complete element of an export of these tables has the slots up to these positions.
+    fn export_completed(&self, py: Python<'_>, positions: Vec<u64>, tables: Vec<String>) {
+        let ids: Vec<u64> = tables.iter().map(|name| table_id(name)).collect();
+        py.detach(|| self.store.export_completed(&positions, &ids));
+    }
+
     #[pyo3(signature = (slots_json, most_bytes, cancelled, export_json=None))]
     fn copy_slots(
         &self,

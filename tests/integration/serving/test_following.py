@@ -168,6 +168,33 @@ def test_a_folder_that_is_emptied_gets_a_base_again(tmp_path: Path) -> None:
             wait_until(lambda: not follower.status.trouble)
 
 
+@pytest.mark.chaos
+def test_an_increment_after_a_death_is_small(tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    with (
+        LocalCluster(3, settings=settings(tmp_path, replicas=2)) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        fill(client)
+        wait_until(lambda: is_whole(cluster, 3))
+        with exporting(cluster, folder) as follower:
+            client.push("wide", KEYS, np.ones((len(KEYS), 4)))
+            # Some increments, so that everybody hears that these rows are in one.
+            for step in range(5):
+                client.push("wide", KEYS[step : step + 3], np.ones((3, 4)))
+                settled(follower)
+            killed = (controller_of(cluster) + 1) % 3
+            before = max(one.number for one in elements_in(folder))
+            cluster.kill(killed)
+            client.push("wide", KEYS[:50], np.ones((50, 4)))
+            settled(follower)
+            assert same_rows(client, follower, tmp_path) == SLOTS
+            later = [one for one in elements_in(folder) if one.number > before]
+            assert {one.chain for one in later} == {follower.status.chain}
+            # The new masters heard what was complete: they tell what changed since.
+            assert sum(one.rows for one in later) < len(KEYS) / 8
+
+
 def two_bases_and_theirs(folder: Path) -> bool:
     """Whether what is left is two bases, and the increments that come after the older one."""
     names = finished(folder)

@@ -154,6 +154,22 @@ impl Engine {
         })
     }
 
+    /// A complete element of the export has a slot of some tables up to `position`. A replica that is
+    /// no master makes no increments, and without this it would know ever more to be changed.
+    pub fn export_completed(&mut self, slot: u32, position: u64, tables: &[u64]) {
+        let now = self.slots[self.index(slot)].position;
+        for id in tables {
+            let Some(table) = self.tables.get_mut(id) else {
+                continue;
+            };
+            let known = table.export_spans(slot).map(|spans| spans.recent);
+            // What is built on that element is known from where the recent marks begin.
+            if known.is_some_and(|begun| begun <= position && begun < now) {
+                table.begin_increment(slot, now, Since::Recent);
+            }
+        }
+    }
+
     /// Position and time of a slot.
     fn instant(&self, slot: u32) -> SlotMemory {
         let slot = &self.slots[self.index(slot)];

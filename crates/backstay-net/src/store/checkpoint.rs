@@ -30,6 +30,20 @@ impl Store {
         }
     }
 
+    /// A complete element of an export of these tables has slots up to these positions. For slots
+    /// that are not served here; see `Engine::export_completed`.
+    pub fn export_completed(&self, positions: &[u64], tables: &[u64]) {
+        for (slot, &position) in (0..self.space.count()).zip(positions) {
+            if self.stripe_of(slot).is_ok() {
+                self.write(self.stripe(slot), None, |engine| {
+                    if engine.serving_state(slot) != ServingState::Serving {
+                        engine.export_completed(slot, position, tables);
+                    }
+                });
+            }
+        }
+    }
+
     /// Copy a slot that is served here; None if it is not. All of it for a checkpoint, or these
     /// tables for an export. See `Engine::begin_snapshot` and `Engine::begin_export`.
     pub fn snapshot(

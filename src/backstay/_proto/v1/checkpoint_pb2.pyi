@@ -533,6 +533,7 @@ class WriteSlotsRequest(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
     EXPORT_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
     url: _builtins.str
     id: _builtins.str
     bytes_per_s: _builtins.int
@@ -543,6 +544,12 @@ class WriteSlotsRequest(_message.Message):
     def export(self) -> Global___ExportChoice:
         """Set if `id` is an element of a running export, and not a checkpoint."""
 
+    @_builtins.property
+    def completed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of an increment: the position of each slot in the newest complete element. What changed before
+        is not needed any more.
+        """
+
     def __init__(
         self,
         *,
@@ -551,10 +558,11 @@ class WriteSlotsRequest(_message.Message):
         slots: _abc.Iterable[Global___SlotBase] | None = ...,
         bytes_per_s: _builtins.int = ...,
         export: Global___ExportChoice | None = ...,
+        completed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["export", b"export"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "export", b"export", "id", b"id", "slots", b"slots", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "completed", b"completed", "export", b"export", "id", b"id", "slots", b"slots", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
