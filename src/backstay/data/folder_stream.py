@@ -107,7 +107,10 @@ class FolderStream:
             self._list(over)
             self._listed_s = now_s
         self._forget(over)
-        counts, trouble = self._counter.counts(self._files)
+        # As long as nothing was taken, an option may be wrong; later on it is the file.
+        counts, trouble = self._counter.counts(
+            self._files, is_first=positions.keys() <= {FIRST_FOLDER}
+        )
         folders: dict[str, tuple[str, ...]] = {}
         for name, files in self._files.items():
             if any(file not in counts for file in files):
@@ -188,14 +191,20 @@ class _Counter:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
-    def counts(self, wanted: Mapping[str, Sequence[str]]) -> tuple[dict[str, int], str]:
+    def counts(
+        self, wanted: Mapping[str, Sequence[str]], *, is_first: bool
+    ) -> tuple[dict[str, int], str]:
         """Return what is known of files of folders; those that are not are counted meanwhile.
+
+        Args:
+            wanted: Folders with their files.
+            is_first: Whether no file was taken yet.
 
         Returns:
             The records of files, and why one of the others could not be counted; it is tried again.
 
         Raises:
-            ConfigError: An option does not fit them.
+            ConfigError: An option does not fit the first ones.
         """
         self._ended(0)
         if self._thread is None:
@@ -212,7 +221,8 @@ class _Counter:
                 self._thread = threading.Thread(target=self._count, args=(missing,), daemon=True)
                 self._thread.start()
                 self._ended(COUNT_WAIT_S)
-        if self._error is not None and not isinstance(self._error, DataError):
+        is_first = is_first and not self._counts
+        if is_first and self._error is not None and not isinstance(self._error, DataError):
             raise self._error
         return dict(self._counts), str(self._error or "")
 

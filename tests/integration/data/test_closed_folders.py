@@ -288,6 +288,25 @@ def test_a_file_that_cannot_be_counted_holds_up_its_folder_and_is_told(tmp_path:
     source.close()
 
 
+def test_a_file_with_a_wrong_header_does_not_end_a_job_that_goes_on(tmp_path: Path) -> None:
+    data = Storage(str(tmp_path), {})
+    data.write("26/08/a.csv", b"n,n\n1,2\n")
+    data.folder("26/08")
+    first = open_stream(data.data())
+    with pytest.raises(ConfigError, match="more than once in its header"):
+        first.look(first.start())
+    data.folder("26/07", a=1)
+    source = open_stream(data.data())
+    found: list[SourceLook] = []
+
+    def told() -> bool:
+        found[:] = [source.look(source.start())]
+        return "more than once" in found[0].trouble
+
+    wait_until(told)
+    assert (list(found[0].folders or ()), found[0].waiting) == ([f"{tmp_path}/26/07"], 1)
+
+
 def test_a_part_without_anything_in_it_holds_up_nothing(storage: Storage) -> None:
     storage.write("26/08/b.csv")
     storage.folder("26/08", a=1)
