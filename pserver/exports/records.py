@@ -94,7 +94,7 @@ class ExportRecords:
                 "choose another name"
             )
         for other in present.values():
-            if other.url == url:
+            if _place(other.url) == _place(url):
                 raise ExportRefused(f"the export {other.name} goes to {url}: choose another folder")
             if shared := sorted(set(other.tables) & set(tables)):
                 raise ExportRefused(f"{shared[0]} is in the export {other.name} already")
@@ -154,3 +154,8 @@ class ExportRecords:
             if (await self._store.transaction(Txn((condition,), (operation,)))).succeeded:
                 return True
         raise ServerUnavailable(f"others change the export {name} all the time; repeat the call")
+
+
+def _place(url: str) -> str:
+    """Return what two ways to write the same folder have in common."""
+    return url.removeprefix("file://").rstrip("/")
