@@ -111,7 +111,7 @@ class Follower:
         # Whether all that was there, when there was a base first, was looked at.
         self._has_looked = False
         self._trouble = NO_BASE
-        # Bases that were looked at and are not taken, as long as the chain is this one.
+        # Elements that were looked at and are not taken, as long as the chain is this one.
         self._passed: set[str] = set()
         # Elements that were no use, each with when to try it again.
         self._tried: dict[str, tuple[float, float]] = {}
@@ -244,13 +244,15 @@ class Follower:
         names = self._folder.names()
         self._tried = {name: at for name, at in self._tried.items() if name in names}
         self._passed &= set(names)
-        wrong = self._take_chain(names) or self._take_increments(names)
+        # A base that is damaged does not keep the increments of now from being taken.
+        no_chain = self._take_chain(names)
+        wrong = self._take_increments(names)
         if not wrong and self._is_cut_off(names):
             wrong = "what it followed is there no more, nor a base that begins anew"
         if wrong and self._take_base(names):
             # It has what was missing.
             wrong = self._take_increments(names)
-        return wrong
+        return no_chain or wrong
 
     def _take_chain(self, names: list[str]) -> str:
         """Begin anew with the newest base that begins a chain, if there is one."""
@@ -290,8 +292,12 @@ class Follower:
                 break
             if kind_of(name) != "increment" or number_of(name) <= state.number:
                 continue
+            if name in self._passed:
+                continue
             increment, said = self._read(name)
-            if increment is not None and increment.chain == state.chain:
+            if increment is not None and increment.chain != state.chain:
+                self._passed.add(name)
+            elif increment is not None:
                 step = after_increment(state, increment)
                 said = step.missing or self._take(step, increment)
             wrong = wrong or said

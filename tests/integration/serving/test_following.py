@@ -168,6 +168,31 @@ def test_a_folder_that_is_emptied_gets_a_base_again(tmp_path: Path) -> None:
             wait_until(lambda: not follower.status.trouble)
 
 
+def test_a_damaged_base_beside_the_increments_holds_up_none_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    with (
+        LocalCluster(1, settings=settings(tmp_path)) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        fill(client)
+        with exporting(cluster, folder) as follower:
+            # Another base is written, because the first one is away.
+            first, aside = folder / follower.status.chain, tmp_path / "aside"
+            first.rename(aside)
+
+            def another() -> str | None:
+                return next((name for name in finished(folder) if kind_of(name) == "base"), None)
+
+            damaged = wait_until(another)
+            aside.rename(first)
+            (folder / damaged / "manifest.json").write_text("{}")
+            with Follower(folder, poll_s=0.05) as late:
+                wait_until(lambda: damaged in late.status.trouble)
+                client.push("wide", KEYS[:5], np.ones((5, 4)))
+                settled(late)
+                assert same_rows(client, late, tmp_path) == SLOTS
+
+
 @pytest.mark.chaos
 def test_an_increment_after_a_death_is_small(tmp_path: Path) -> None:
     folder = tmp_path / "served"
