@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 from backstay.addresses import split_address
@@ -50,6 +50,8 @@ DATA_KINDS = (
     *("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl"),
     *("sql", "kafka", "custom"),
 )
+# Options of data without an end that say how they are reached, and nothing of their records.
+ACCESS_OPTIONS = ("brokers", "group", "look_s", "settings", "settings_file", "storage", "timeout_s")
 # Kinds of training data that may have no end.
 STREAM_KINDS = ("kafka", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl")
 # Options that only such data have, by kind; files have those of closed folders.
@@ -834,7 +836,19 @@ class JobSpec:
         # How long a period is may change, but not whether there are any.
         if self.is_stream != other.is_stream:
             differing.append("period")
+        elif self.is_stream and self._has_same_source(other):
+            differing = [name for name in differing if name != "training"]
         return tuple(differing)
+
+    def _has_same_source(self, other: JobSpec) -> bool:
+        """Whether the training data have the same records, however they are reached."""
+        found = []
+        for one in (self, other):
+            assert one.training is not None
+            options = one.training.options.items()
+            kept = {name: value for name, value in options if name not in ACCESS_OPTIONS}
+            found.append(replace(one.training, options=kept))
+        return found[0] == found[1]
 
 
 def _check_alerts(alerts: Sequence[AlertSpec]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from backstay.consensus.records.jobs import JobStateRecord
 from backstay.errors import InvalidRequest
 from backstay.job_engine.values import Failure
-from backstay.job_spec import DataSpec
+from backstay.job_spec import DataSpec, JobSpec
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, with_taken
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.takes import PERIODS_KEPT
@@ -510,6 +511,27 @@ def test_whether_a_job_has_periods_cannot_change_and_their_length_can() -> None:
     assert spec.fixed_differences(stream_spec(period={"seconds": 5.0})) == ()
     bounded = type(spec)(name="job", model="model.py", training=spec.training, records_per_task=4)
     assert "period" in spec.fixed_differences(bounded)
+
+
+def test_the_way_to_the_data_may_change_and_the_data_may_not() -> None:
+    """Brokers move, and a job that never ends must go on."""
+
+    def with_options(**options: Any) -> JobSpec:
+        training = DataSpec(kind="kafka", paths=("t",), options=options)
+        return replace(stream_spec(), training=training)
+
+    spec = with_options(brokers=["a:1"], values="json")
+    moved = with_options(brokers=["b:1"], values="json", settings_file="c", group="g", timeout_s=9)
+    assert moved.fixed_differences(spec) == ()
+    for options in ({"values": "csv"}, {"values": "json", "start": "latest"}):
+        other = with_options(brokers=["a:1"], **options)
+        assert other.fixed_differences(spec) == ("training",)
+    other = replace(spec, training=DataSpec(kind="kafka", paths=("u",)))
+    assert other.fixed_differences(spec) == ("training",)
+    # Of data with an end, nothing may change.
+    ended = replace(spec, period=None)
+    moved = replace(with_options(brokers=["b:1"], values="json"), period=None)
+    assert moved.fixed_differences(ended) == ("training",)
 
 
 # Restores.
