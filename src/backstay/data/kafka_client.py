@@ -1,4 +1,4 @@
-"""What all clients of Kafka's brokers here share: their settings, and what they tell when it fails.
+"""What all of our clients of Kafka share: files with settings, and errors that say why.
 
 Imports the errors only.
 """
@@ -6,41 +6,46 @@ Imports the errors only.
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 from backstay.errors import BackstayError, ConfigError
 
 __all__ = ["BrokerTrouble", "settings_of_file"]
 
+# What only developers of the client need: its thread, and how long it tried.
+_NOISE = re.compile(r"^\[thrd:[^\]]*\]: | \(after \d+ms in state .*\)$")
+
 log = logging.getLogger(__name__)
 
 
 class BrokerTrouble:
-    """What a client has told last of its brokers: a call that fails says only that it did.
+    """Makes errors of failed calls, with the reason that the client has logged.
 
-    It stands in the place of the client's logger, the setting ``logger``.
+    The error of a call says only that the call failed. This object is the client's logger, by its
+    setting ``logger``.
     """
 
     def __init__(self, brokers: str, kind: type[BackstayError]) -> None:
         """Prepare; ``kind`` is the error of a call that fails."""
         self._brokers = brokers
         self._kind = kind
-        self._told = ""
+        self._logged = ""
 
     def log(self, level: int, text: str, *words: str) -> None:
-        """Take what the client logs: that is how it tells."""
+        """Keep the newest warning of the client."""
         log.debug(text, *words)
         if level >= logging.WARNING and words:
-            self._told = words[-1]
+            self._logged = _NOISE.sub("", words[-1])
 
     def error(self, what: str, why: str) -> BackstayError:
         """Return the error of a call."""
-        told = f"; the last that was heard: {self._told}" if self._told else ""
-        return self._kind(f"{what}: {why} (brokers {self._brokers}{told})")
+        logged = f"; the last warning of the client: {self._logged}" if self._logged else ""
+        return self._kind(f"{what}: {why} (brokers {self._brokers}{logged})")
 
 
 def settings_of_file(path: Path, name: str) -> dict[str, str]:
-    """Read lines of ``name=value``; those that begin with # say nothing.
+    """Read lines of ``name=value``; lines that begin with # are comments.
 
     Args:
         path: The file.

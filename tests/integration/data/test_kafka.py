@@ -209,7 +209,7 @@ def test_what_is_not_there_is_told_with_the_brokers(broker: KafkaBroker) -> None
     with pytest.raises(DataUnavailable, match=rf"topic nowhere: .* \(brokers {broker.address}\)"):
         list(reader(broker, "nowhere").shards())
     away = reader_of("t", kind="kafka", brokers=["127.0.0.1:1"], timeout_s=2)
-    with pytest.raises(DataUnavailable, match=r"t: .* \(brokers 127.0.0.1:1; the last .* refused"):
+    with pytest.raises(DataUnavailable, match=r"t: .* \(brokers 127.0.0.1:1; .* refused\)$"):
         list(away.shards())
 
 
