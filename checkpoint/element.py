@@ -104,7 +104,7 @@ class SlotLists(JsonRecord):
     """What an element says of each slot: lists with an entry for each.
 
     Attributes:
-        part: Index into the element's parts; -1: nothing of it was to be written.
+        part: Index into the element's parts; -1: it has nothing of the slot.
         position: Where the slot was.
         since: Its changes are those since here; 0 where it is whole.
         epoch: The routing version at which its content began.
@@ -124,18 +124,18 @@ class SlotLists(JsonRecord):
         lengths = {len(getattr(self, name)) for name in type(self).__dataclass_fields__}
         count = len(self.part)
         if lengths != {count} or not count or count & (count - 1):
-            raise InvalidRequest("its lists have not an entry for each slot")
+            raise InvalidRequest("its lists do not have an entry for each slot")
 
 
 @dataclass(frozen=True)
 class Element(JsonRecord, what="element"):
-    """Everything that is said of an element outside its parts.
+    """The manifest of an element: all but the rows.
 
     Attributes:
         format: Of the manifest.
         id: The name of its folder.
         run: Random: which start of the export it is of.
-        chain: The base that its chain began with: what builds on another one does not fit.
+        chain: The base that its chain began with. Elements of other chains do not fit.
         base: The newest base that was whole before it was begun; of a base itself.
         reason: Why its chain began.
         cluster: The name of the cluster that wrote it.
@@ -144,7 +144,7 @@ class Element(JsonRecord, what="element"):
         begun: Unix time at which it was begun: it has every push that was acknowledged before, in
             all slots but for ``left_out``.
         every_s: Seconds from one increment to the next.
-        choice: What it is of.
+        choice: Which rows and columns it has.
         specs: Descriptions of its tables.
         parts: Its files.
         slots: What it has of each slot.

@@ -1,4 +1,4 @@
-"""The export of a job: started with it, ended with it, by the calls that ``pserverctl`` makes.
+"""Starts and ends the export of a job, with the calls of ``pserverctl``.
 
 Calls to the cluster block, so threads make them.
 """
@@ -17,12 +17,12 @@ from backstay.master.job import Job
 
 __all__ = ["JobExport"]
 
-# Another try would fare alike.
+# Another try would fail in the same way.
 FINAL = (ConfigError, InvalidRequest, ExportRefused)
 LOOK_S = 5.0
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
-# So long the end of a job waits for the last increment.
+# How long the end of a job waits for the last increment.
 STOP_WAIT_S = 60.0
 STOP_LOOK_S = 0.2
 
@@ -66,7 +66,7 @@ class JobExport:
             await asyncio.sleep(pause_s)
 
     async def stop(self) -> None:
-        """Have its last increment written, with all that was pushed, and end it."""
+        """End it after a last increment with all that was pushed."""
         self._has_ended = True
         try:
             await asyncio.wait_for(self._stop(), STOP_WAIT_S)

@@ -1,4 +1,4 @@
-"""Exports that go on: their records, and writing them, by the controller.
+"""Running exports: their records, and how the controller writes them.
 
 May import the rooms of checkpoints, membership, metrics and peers.
 """

@@ -1,8 +1,8 @@
-"""Writing one export: bases and increments, as the controller has the masters write them.
+"""Writes one export: the controller asks the masters for bases and increments.
 
-What it must know to go on is in the newest element, so that any node can go on where another one
-stopped. What is written does not matter to pushes, nor does a folder that is away: masters keep
-marks of what has changed, and the next increment has it all. See docs/internals/exports.md.
+The newest element says all that the next one needs, so another node can go on from it. Pushes wait
+neither for the export nor for a folder that is away: masters mark the rows that change, and the
+next increment has them all. See docs/internals/exports.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from backstay.tasks import end_tasks
 
 __all__ = ["Exporter", "why_a_new_chain"]
 
-# So long an increment waits for slots that have no master, at least.
+# The least time that an increment waits for slots without a master.
 GIVE_UP_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _score_of(spec: TableSpec) -> object:
 
 
 class _RowsBeganAnew(Exception):
-    """Slots of an increment have other content than those that it builds on."""
+    """Slots of an increment have a newer epoch than those that it builds on."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Starting and ending exports: records in the coordination store, changed by their revision."""
+"""Starts and ends exports: their records in the coordination store, changed by revision."""
 
 from __future__ import annotations
 

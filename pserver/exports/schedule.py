@@ -1,4 +1,4 @@
-"""Has every export written as often as it is wanted, as long as this node is the controller."""
+"""Writes each export every ``every_s`` seconds, while this node is the controller."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from backstay.tasks import end_tasks
 
 __all__ = ["ExportSchedule"]
 
-# So often it is looked whether this node is the controller.
+# Between two looks whether this node is the controller.
 LOOK_S = 0.2
-# At least so long after what could not be written.
+# The least pause after an element that could not be written.
 FAILED_PAUSE_S = 0.5
-# Texts of errors differ: in the store one more is noted so often at most.
+# Between two texts of errors in the store: they may differ each time.
 TELL_S = 10.0
 NO_TABLES = "no table matches its patterns yet, or earlier exports have all that do"
 

@@ -1,7 +1,7 @@
-"""The messages that an element is for a topic: rows as a pull gives them, and keys without a row.
+"""Makes an element of an export into messages: rows as a pull gives them, and keys without a row.
 
-What is replaced as a whole, such as by a base, also needs the keys that the topic has and the
-element has not: these go. Blocks of dense tables never go; one without a row has its initial value.
+Where a slot is replaced as a whole, as by a base, keys that only the topic has are removed. Blocks
+of dense tables are never removed; one without a row has its initial value.
 """
 
 from __future__ import annotations

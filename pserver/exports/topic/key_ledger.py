@@ -1,8 +1,8 @@
-"""Which keys a topic has that no row has any more: found in bounded memory, with help of a disk.
+"""Finds the keys of a topic that have no row any more, in little memory, with files.
 
-Keys are written to files by their hash, with what became of them, and one file after the other is
-read back. It takes 16 bytes of disk for each message of the topic and each row that comes, and of
-memory a 256th of that, and some MiB.
+It writes keys and what became of them to files by hash, and reads back one file after the other.
+That takes 16 bytes of disk for each message of the topic and each new row, and a 256th of it in
+memory, and some MiB.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One session of the one who writes a topic: from being made its writer until something fails.
+"""One session of the writer of a topic, until something fails.
 
-A session begins with ``init_transactions``, which ends the transaction of whoever wrote before and
-fences it off; what the topic says of itself afterwards is the last word. Each transaction ends with
-that word in each partition. For one thread, which may end a session at any time: no call waits for
-longer than a second without asking whether the session is still wanted.
+A session begins with ``init_transactions``, which aborts the transaction of the writer before, and
+fences it. The ``progress`` messages that the topic has then say which element it has. Each
+transaction ends with one in each partition. For one thread, which may end a session at any time: no
+call waits longer than a second without asking whether the session is still wanted.
 
 Imports confluent-kafka when a session begins.
 """

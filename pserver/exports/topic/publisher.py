@@ -1,9 +1,8 @@
-"""Has a topic follow the folder of an export, in a thread of its own.
+"""Writes the elements of an export to a topic, in a thread of its own.
 
-The folder is the truth, and the topic a follower of it: one transaction takes it from the state of
-one element to that of a later one. A topic that is away, full or slow holds up nothing else. What
-it is told of later is in the folder: increments, or if these are gone a base. See
-docs/internals/exports.md.
+The topic follows the folder: one transaction takes it from the state of one element to that of a
+later one. A topic that is away, full or slow holds up nothing else, and catches up from the folder:
+with increments, or with a base if they are gone. See docs/internals/exports.md.
 """
 
 from __future__ import annotations

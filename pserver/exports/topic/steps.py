@@ -1,7 +1,7 @@
 """Which element of an export a topic takes next: a follower's rules, for a topic. Pure.
 
-The topic's own word is only which element it has; where the slots are stands in that element's
-manifest. If that is gone, nothing is known of the slots, and a base is taken whole.
+The topic itself says only which element it has; the manifest of that element has the positions of
+the slots. If the manifest is gone, the topic takes a whole base.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Folders that are closed one after the other: where they are, which are closed, what is in them.
+"""Finds folders that are closed one after the other, and the files in them.
 
-The job names them with a pattern, ``/data/clicks/*/*``, of which each folder is data once a marker
-lies in it; or it names a list, to which whoever writes the data adds a line for each folder that is
-whole. Folders have names that sort as they come, as dates and hours do.
+The job names them with a pattern, ``/data/clicks/*/*``: a folder is data once it has a marker. Or
+the job names a list, which gets a line for each folder that is whole. The names of folders sort as
+they come, as dates and hours do.
 
 Imports the readers' files.
 """

@@ -1,9 +1,8 @@
-"""Closed folders as data without an end: for the job master what they hold, for workers a reader.
+"""Closed folders as data without an end: a source for the job master, a reader for workers.
 
-A part of the source is a file, named as a shard of its reader. The records of a folder are counted
-once it is closed, in a thread of its own, because that may read all of it. What a job has taken
-names the folders that are over; files that come into one of them later are late: they are reported,
-and left out.
+A part of the source is a file, named as a shard of its reader. A thread counts the records of a
+folder once it is closed, because that may read all of it. The job's positions name the folders that
+are over. Files that come into such a folder are late: they are reported, and left out.
 
 Imports the readers.
 """

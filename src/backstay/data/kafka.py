@@ -1,7 +1,7 @@
-"""Topics of Kafka: what they hold between a first and a last offset, as records.
+"""Topics of Kafka as records, from a first to a last offset.
 
 A shard is a partition from an offset on, ``clicks/3@1000``; its places are offsets. An offset
-without a message, such as one that compaction or a transaction took, is no record. Messages that
+without a message, such as one that was compacted or aborted, is no record. Messages that
 the topic drops before they are read count as damaged. No offset of a consumer group is read: what
 is done is in the job's records.
 

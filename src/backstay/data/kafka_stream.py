@@ -1,7 +1,7 @@
-"""Topics that grow, for the job master: where they begin and end, how old what waits in them is.
+"""Topics without an end, for the job master: their offsets, and the age of messages that wait.
 
-Offsets are committed to a consumer group if the job names one, so that monitors of lag know the
-job. They are never read: a restore of the cluster takes the job back, and the group follows.
+If the job names a consumer group, offsets are committed to it, for monitors of lag. They are never
+read: a restore of the cluster takes the job back, and the group follows.
 
 Imports the reader of topics.
 """
@@ -19,9 +19,9 @@ from backstay.errors import ConfigError
 
 __all__ = ["KafkaStream"]
 
-# Where a stream ends is asked again and again, so a call need not wait for long.
+# The job master asks again and again, so a call need not wait for long.
 STREAM_TIMEOUT_S = 5.0
-# Partitions whose oldest message is looked for at once: those that have waited with most messages.
+# Partitions whose oldest message is looked for at once: those with most messages that wait.
 AGED_MAX = 64
 
 

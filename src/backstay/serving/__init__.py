@@ -1,4 +1,4 @@
-"""Serving a model that is still being trained: rows of a running export, followed.
+"""Serves a model while it is trained: follows a running export.
 
 May import ``backstay.checkpoint``, the tables and the native module; knows no cluster, no
 framework.

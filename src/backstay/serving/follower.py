@@ -1,7 +1,7 @@
 """``Follower``: keeps the rows of a running export in memory, and up to date.
 
-A thread of its own looks for new elements and makes the next version of the tables beside the one
-that is served; lookups need no lock. What is damaged or missing is named and not used.
+A thread looks for new elements, and makes the next version of the tables beside the served one, so
+lookups need no lock. It names files that are damaged or missing, and uses nothing of their element.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from backstay.tables import Dense, Sparse, TableSpec
 __all__ = ["Follower", "FollowerStatus"]
 
 POLL_S = 0.2
-# Between two tries of what is damaged or cannot be reached, at most.
+# The longest pause between two tries of an element that is damaged or out of reach.
 RETRY_S_MAX = 5.0
 WAIT_S = 30.0
 NO_BASE = (
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FollowerStatus:
-    """How old what is served is, and what is wrong.
+    """How old the served rows are, and what is wrong.
 
     Attributes:
         element: The newest element that it has.
-        age_s: Every push that was acknowledged so long ago is seen by a lookup, if the clocks of
-            servers and this machine agree.
+        age_s: Lookups see every push that was acknowledged so long ago, if the clocks of servers
+            and this machine agree.
         chain: The base that its chain began with.
         reason: Why that chain began.
         version: Grows with every change of what is served.
         rows: Rows of all tables, dense ones' blocks among them.
         bytes: Memory that they take.
-        trouble: What is damaged, missing or not to be reached; empty if nothing is.
+        trouble: What is damaged, missing or out of reach; empty if nothing is.
     """
 
     element: str
@@ -71,7 +71,7 @@ class FollowerStatus:
 class Follower:
     """The newest rows of a running export. For any thread; a context manager.
 
-    It has what ``backstay.checkpoint.trained.TrainedTables`` asks for, so that a model can be made
+    It has the methods of ``backstay.checkpoint.trained.TrainedTables``, so that a model can be made
     of it.
     """
 
@@ -85,7 +85,7 @@ class Follower:
         poll_s: float = POLL_S,
         wait_s: float | None = None,
     ) -> None:
-        """Open an export; wait for its base, and until the increments that are there are taken.
+        """Open an export, and load its newest base and the increments after it.
 
         Args:
             url: The folder or URL that ``pserverctl export start`` names.
@@ -145,7 +145,7 @@ class Follower:
 
     @property
     def status(self) -> FollowerStatus:
-        """How old what is served is, and what is wrong."""
+        """How old the served rows are, and what is wrong."""
         version = self._newest()
         newest = version.state.newest
         return FollowerStatus(
@@ -161,12 +161,12 @@ class Follower:
 
     @property
     def version(self) -> int:
-        """The number of the version that is served; it grows with every change."""
+        """The number of the served version; it grows with every change."""
         return self._newest().number
 
     @property
     def positions(self) -> NDArray[np.uint64]:
-        """Where each slot is that is served: transactions that it has applied."""
+        """The position of each served slot: transactions that it has applied."""
         return self._newest().state.position.copy()
 
     def table(self, name: str) -> FollowedTable:
@@ -197,7 +197,7 @@ class Follower:
         return self._number()
 
     def close(self) -> None:
-        """Follow no more. What is served stays as it is."""
+        """Stop following. Lookups go on, with the rows as they are."""
         self._stop.set()
         self._thread.join()
         self._scratch.cleanup()
@@ -240,7 +240,7 @@ class Follower:
             self._stop.wait(self._poll_s)
 
     def _look(self) -> str:
-        """Take what is new; return what is wrong, or an empty text."""
+        """Take new elements; return what is wrong, or an empty text."""
         names = self._folder.names()
         self._tried = {name: at for name, at in self._tried.items() if name in names}
         self._passed &= set(names)
@@ -248,7 +248,7 @@ class Follower:
         no_chain = self._take_chain(names)
         wrong = self._take_increments(names)
         if not wrong and self._is_cut_off(names):
-            wrong = "what it followed is there no more, nor a base that begins anew"
+            wrong = "the elements that it followed are gone, and no new base has come"
         if wrong and self._take_base(names):
             # It has what was missing.
             wrong = self._take_increments(names)

@@ -47,7 +47,7 @@ class Followed:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What comes of an element.
+    """What a follower makes of an element.
 
     Attributes:
         state: What the follower has afterwards.
@@ -99,8 +99,8 @@ def after_increment(state: Followed, increment: Element) -> Step:
         return Step(
             state,
             np.empty(0, np.int64),
-            f"{increment.id} does not follow {state.newest.id}: what is between them of "
-            f"{len(gaps)} slots ({some}, ...) is missing",
+            f"{increment.id} does not follow {state.newest.id}: changes of {len(gaps)} slots "
+            f"({some}, ...) are missing between them",
         )
     told = np.ones(increment.slot_count, np.bool_)
     told[list(increment.left_out)] = False

@@ -1,4 +1,4 @@
-"""Tables as a follower serves them: each call goes to the newest version."""
+"""Tables of a follower: each call goes to the newest version."""
 
 from __future__ import annotations
 
