@@ -159,7 +159,7 @@ def test_a_folder_that_is_emptied_gets_a_base_again(tmp_path: Path) -> None:
             # Emptied between two exports: numbers begin anew.
             stop_export(cluster)
             shutil.rmtree(folder)
-            wait_until(lambda: "there no more" in follower.status.trouble)
+            wait_until(lambda: "are gone" in follower.status.trouble)
             start_export(cluster, folder)
             client.push("wide", KEYS[:5], np.ones((5, 4)))
             settled(follower)
@@ -440,7 +440,7 @@ def test_a_damaged_or_missing_increment_is_named_and_not_used(tmp_path: Path) ->
         assert np.array_equal(table.lookup(KEYS), before)
     shutil.rmtree(copy / second.id)
     with Follower(copy, poll_s=0.05) as follower:
-        wait_until(lambda: "is missing" in follower.status.trouble, lambda: str(follower.status))
+        wait_until(lambda: "are missing" in follower.status.trouble, lambda: str(follower.status))
         shutil.copytree(folder / second.id, copy / second.id)
         wait_until(lambda: not follower.status.trouble, lambda: str(follower.status))
         assert np.array_equal(follower.table("wide").lookup(KEYS), before)
