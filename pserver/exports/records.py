@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from backstay.consensus.records.exports import ExportRecord, TopicRecord
@@ -93,15 +93,7 @@ class ExportRecords:
                 f"there is an export {name}, which {what} (pserverctl export stop {name}{now}), or "
                 "choose another name"
             )
-        for other in present.values():
-            if _place(other.url) == _place(url):
-                raise ExportRefused(f"the export {other.name} goes to {url}: choose another folder")
-            if shared := sorted(set(other.tables) & set(tables)):
-                raise ExportRefused(f"{shared[0]} is in the export {other.name} already")
-            if topic is not None and topic.is_same(other.topic):
-                raise ExportRefused(
-                    f"the export {other.name} goes to the topic {topic.name}: choose another topic"
-                )
+        _refuse_shared(wanted, present.values())
         if check is not None:
             await check()
         key = self._keys.export(name)
@@ -159,3 +151,22 @@ class ExportRecords:
 def _place(url: str) -> str:
     """Return what two ways to write the same folder have in common."""
     return url.removeprefix("file://").rstrip("/")
+
+
+def _refuse_shared(wanted: ExportRecord, others: Iterable[ExportRecord]) -> None:
+    """Refuse an export to where another one goes, or of the same tables.
+
+    Raises:
+        ExportRefused: It is so.
+    """
+    for other in others:
+        if _place(other.url) == _place(wanted.url):
+            raise ExportRefused(
+                f"the export {other.name} goes to {wanted.url}: choose another folder"
+            )
+        if shared := sorted(set(other.tables) & set(wanted.tables)):
+            raise ExportRefused(f"{shared[0]} is in the export {other.name} already")
+        if wanted.topic is not None and wanted.topic.is_same(other.topic):
+            raise ExportRefused(
+                f"the export {other.name} goes to the topic {wanted.topic.name}: choose another one"
+            )

@@ -244,7 +244,12 @@ def test_the_last_increment_goes_to_the_topic_too(
     start_export(cluster, tmp_path / "other", topic=topic, tables=["w"])
     wait_until(lambda: exported(cluster)[0].topic_element, lambda: str(exported(cluster)))
     run = read.progress[0]["run"]
-    wait_until(lambda: read.read_some() or read.progress[0]["run"] != run, "the other run")
+
+    def is_of_another_run() -> bool:
+        read.read_some()
+        return bool(read.progress[0]["run"] != run)
+
+    wait_until(is_of_another_run, "the other run")
     assert not read.rows("wide")
     assert np.array_equal(read.dense("w"), client.pull_dense("w"))
     stop_export(cluster)
@@ -398,7 +403,8 @@ def test_of_two_who_write_a_topic_one_is_fenced_off(broker: KafkaBroker) -> None
     where = TopicRecord((broker.address,), f"served-{next(_numbers)}")
     with TopicLink(where, lambda: True) as first:
         first.publish(
-            row_messages(b"t", KEYS[:3], np.ones((3, 2)), 1), progress("base-000001-aaaaaa")
+            row_messages(b"t", KEYS[:3], np.ones((3, 2), np.float32), 1),
+            progress("base-000001-aaaaaa"),
         )
         with TopicLink(where, lambda: True) as second:
             assert second.progress is not None
@@ -406,7 +412,8 @@ def test_of_two_who_write_a_topic_one_is_fenced_off(broker: KafkaBroker) -> None
             second.publish(row_messages(b"t", KEYS[:1], None, 1), progress("inc-000002-bbbbbb"))
             with pytest.raises(CheckpointUnavailable, match="another process writes to it now"):
                 first.publish(
-                    row_messages(b"t", KEYS[:1], np.ones((1, 2)), 1), progress("inc-000002-aaaaaa")
+                    row_messages(b"t", KEYS[:1], np.ones((1, 2), np.float32), 1),
+                    progress("inc-000002-aaaaaa"),
                 )
     with TopicLink(where, lambda: True) as third:
         assert third.progress is not None
@@ -426,10 +433,20 @@ def broken() -> Iterator[Message]:
 
 
 def progress(element: str) -> TopicProgress:
-    chosen = {"chain": "base-000001-aaaaaa", "reason": "", "generation": 0, "export": "serve"}
-    run = {"run": "1", "started": "2026", "cluster": "c", "cluster_uid": "ab"}
     return TopicProgress(
-        format=1, element=element, begun=1.0, published=1.0, partitions=1, **chosen, **run
+        format=1,
+        element=element,
+        begun=1.0,
+        chain="base-000001-aaaaaa",
+        reason="",
+        generation=0,
+        export="serve",
+        run="1",
+        started="2026",
+        cluster="c",
+        cluster_uid="ab",
+        published=1.0,
+        partitions=1,
     )
 
 
