@@ -134,7 +134,7 @@ class TopicPublisher:
         """
         known, run = link.progress, self._record.run
         is_known = known is not None and known.run == run
-        not_before = known.published if known is not None and is_known else 0.0
+        not_before = known.begun if known is not None and is_known else 0.0
         names = elements.folder.names()
         rows: list[ElementRows] = []
         size = 0

@@ -93,7 +93,8 @@ def next_step(
         read: Returns an element that is whole, or None.
         state: What the topic has; None: nothing, or it is not known what.
         run: Of the export; elements of other runs are left alone.
-        not_before: Unix time: with ``state`` None, a base that was begun before is not taken.
+        not_before: Unix time: with ``state`` None, a base that was begun before is not taken. It
+            is when the element was begun that the topic has, in this run.
 
     Raises:
         CheckpointDamaged: An element that is needed is damaged or missing.

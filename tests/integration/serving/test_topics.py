@@ -7,7 +7,7 @@ import itertools
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from backstay.checkpoint.element import number_of
 from backstay.checkpoint.remote_exports import ExportTopic
 from backstay.consensus.records.exports import ExportRecord, TopicRecord
 from backstay.errors import CheckpointUnavailable, ConfigError, ExportRefused, InvalidRequest
+from backstay.job_spec import DataSpec, ExportsSpec, ExportTopicSpec, JobSpec
 from backstay.pserver.exports.topic.link import TopicLink
 from backstay.pserver.exports.topic.messages import Message, TopicProgress, row_messages
 from backstay.pserver.exports.topic.publisher import TopicPublisher
@@ -45,6 +46,8 @@ from tests.integration.exporting import (
     start_export,
     stop_export,
 )
+from tests.integration.job_processes import JobProcesses
+from tests.integration.tiny_jobs import write_clicks, write_model
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.topic_rows import TopicRows
 from tests.waiting import wait_until
@@ -55,6 +58,8 @@ KEYS = np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 SLOTS = 32
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "serving.md"
 COMPACT = {"cleanup.policy": "compact"}
+
+Command = Callable[..., Any]
 
 _numbers = itertools.count()
 
@@ -229,7 +234,12 @@ def test_a_broker_that_stands_still_is_told_of_and_caught_up_with(
 
 
 def test_the_last_increment_goes_to_the_topic_too(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopic,
+    cluster: LocalCluster,
+    client: Client,
+    command: Command,
 ) -> None:
     fill(client)
     # So long that nothing but the stop can have it written.
@@ -241,7 +251,11 @@ def test_the_last_increment_goes_to_the_topic_too(
     read.read_to(finished(tmp_path / "served")[-1])
     assert read.rows("wide") == rows_of_checkpoint(client, "wide", tmp_path)
     # Another start, to another folder, with fewer tables and the same topic.
-    start_export(cluster, tmp_path / "other", topic=topic, tables=["w"])
+    endpoint = ("--endpoint", cluster.endpoints[0])
+    options = ("--table", "w", "--topic", topic.name, "--brokers", broker.address)
+    more = ("--kafka-setting", "linger.ms=1", *endpoint)
+    started = command("pserverctl", "export", "start", "o", tmp_path / "other", *options, *more)
+    assert started.returncode == 0, started.stderr
     wait_until(lambda: exported(cluster)[0].topic_element, lambda: str(exported(cluster)))
     run = read.progress[0]["run"]
 
@@ -252,8 +266,44 @@ def test_the_last_increment_goes_to_the_topic_too(
     wait_until(is_of_another_run, "the other run")
     assert not read.rows("wide")
     assert np.array_equal(read.dense("w"), client.pull_dense("w"))
-    stop_export(cluster)
+    told = command("pserverctl", "export", "status", *endpoint)
+    assert told.returncode == 0, told.stderr
+    assert f"o: the topic {topic.name} has " in told.stdout
+    assert command("pserverctl", "export", "stop", "o", *endpoint).returncode == 0
     read.close()
+
+
+def test_a_job_has_its_rows_in_a_topic(
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster
+) -> None:
+    pytest.importorskip("torch")
+    spec = JobSpec(
+        name="clicks",
+        model=str(write_model(tmp_path, "torch")),
+        training=DataSpec(paths=(str(write_clicks(tmp_path / "train.csv", 500)),)),
+        records_per_task=250,
+        exports=ExportsSpec(
+            url=str(tmp_path / "served"),
+            topic=ExportTopicSpec(name=topic.name, brokers=topic.brokers),
+        ),
+    )
+    with JobProcesses(cluster, spec, tmp_path) as running:
+        running.start_worker("w1")
+        status = running.over()
+        assert status.state == "done", status.reason
+        assert running.code("master") == 0
+    with (
+        Follower(tmp_path / "served") as follower,
+        closing(TopicRows(broker.address, topic.name)) as read,
+    ):
+        read.read_to(follower.status.element)
+        for table in follower.sparse:
+            keys, weights = follower.table(table.name).to_numpy()
+            wanted = {int(key): row.tobytes() for key, row in zip(keys, weights, strict=True)}
+            assert wanted
+            assert read.rows(table.name) == wanted
+        for table in follower.dense_tables:
+            assert np.array_equal(read.dense(table.name), follower.dense(table.name))
 
 
 def test_what_kafka_compacts_is_gone_on_with(

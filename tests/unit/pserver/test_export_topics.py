@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.checkpoint.element import Element
 from backstay.consensus.records.exports import ExportRecord, TopicRecord
-from backstay.errors import CheckpointDamaged, ExportRefused, InvalidRequest
+from backstay.errors import CheckpointDamaged, ConfigError, ExportRefused, InvalidRequest
+from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.exports.topic import key_ledger
 from backstay.pserver.exports.topic.key_ledger import KeyLedger
+from backstay.pserver.exports.topic.link import ensure_topic
 from backstay.pserver.exports.topic.messages import (
     TopicProgress,
     partitions_of,
@@ -136,9 +140,9 @@ def test_a_topic_whose_element_is_gone_takes_a_base_that_is_surely_newer() -> No
     assert followed(known, RUN, read) is None
     assert followed(known, "another run", read) is None
     with pytest.raises(CheckpointDamaged, match="may be older"):
-        next_step(*folder(base()), None, RUN, not_before=known.published)
+        next_step(*folder(base()), None, RUN, not_before=known.begun)
     newer = base(20, chain=base().chain, begun=300.0)
-    found = next_step(*folder(base(), newer), None, RUN, not_before=known.published)
+    found = next_step(*folder(base(), newer), None, RUN, not_before=known.begun)
     assert step_of(found).element is newer
 
 
@@ -211,6 +215,29 @@ def test_a_record_with_a_topic_and_one_from_before_there_were_topics() -> None:
         TopicRecord((), "clicks")
     with pytest.raises(InvalidRequest, match="as Kafka's are"):
         TopicRecord(("a:1",), "two words")
+
+
+def test_a_node_without_the_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(ConfigError, match=r"clicks on this node.*pip install 'backstay\[kafka\]'"):
+        ensure_topic(TopicRecord(("a:1",), "clicks"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--topic", "t"], "--topic needs --brokers"),
+        (["--brokers", "a:1"], "are for --topic NAME"),
+        (["--topic", "t", "--brokers", "a:1", "--kafka-setting", "x"], "expected NAME=VALUE"),
+    ],
+)
+def test_options_of_topics_that_do_not_go_together_are_refused(
+    options: list[str], said: str
+) -> None:
+    words = ["export", "start", "n", "/x", "--endpoint", "127.0.0.1:1", *options]
+    done = CliRunner().invoke(pserverctl, words)
+    assert done.exit_code == 2
+    assert said in done.output
 
 
 def test_what_is_told_of_a_topic_ends_with_its_export() -> None:
