@@ -113,12 +113,14 @@ class Journal:
         """
         found = await self._store.get(self._keys.journal)
         record = JournalRecord.from_json(found.value) if found is not None else None
-        if self._last is not None and (record is None or record.instance != self._instance):
+        revision = found.mod_revision if found is not None else 0
+        is_own = record is not None and record.instance == self._instance
+        # Until it has written itself, it finds what the job master before it wrote last.
+        if self._last is not None and not is_own and revision != self._revision:
             raise NotJobMaster(
                 f"another process has been the job master of {self._keys.job!r} in the meantime"
             )
-        self._token = token
-        self._revision = found.mod_revision if found is not None else 0
+        self._token, self._revision = token, revision
         self._last = JournalRecord(self._instance, record.number if record is not None else 0)
         self._wake.set()
 

@@ -225,6 +225,26 @@ def test_a_key_that_was_lost_to_nobody_is_created_anew_and_nothing_staged_is_los
     scenario(play)
 
 
+def test_who_lost_the_key_before_it_wrote_anything_goes_on() -> None:
+    async def play(store: Watched, journal: Journal) -> None:
+        async with writing(journal):
+            journal.stage_text("jobs/counting/state", "of the one before")
+            await journal.durable(LIMIT_S)
+        await store.delete(KEYS.master)
+        after = Journal(store, KEYS, instance=8)
+        await elect(store, after)
+        await store.delete(KEYS.master)
+        await elect(store, after)
+        async with writing(after):
+            after.stage_text("jobs/counting/state", "of the one after")
+            await after.durable(LIMIT_S)
+        await store.delete(KEYS.master)
+        with pytest.raises(NotJobMaster):
+            await elect(store, journal)
+
+    scenario(play)
+
+
 def test_who_was_replaced_in_the_meantime_does_not_go_on_with_what_it_remembers() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         async with writing(journal):
