@@ -34,7 +34,7 @@ MASTER, WORKER = "backstay.master.serve_cli", "backstay.trainer.worker.cli"
 ASK_LIMIT_MS = 1500
 POLL_PAUSE_S = 0.05
 # Until a job goes on after a fault is over; a worker that is started anew imports its framework.
-GOES_ON_LIMIT_S = 90.0
+GOES_ON_LIMIT_S = 150.0
 END_LIMIT_S = 180.0
 LEASE_TTL_MS = 1000
 

@@ -214,7 +214,7 @@ class ResetBroker(CutBroker):
     kind = "broker_reset"
 
     def rules(self, arena: StreamArena) -> tuple[list[str], list[str]]:
-        rules = network.reset_some(arena.draw.choice([50, 200, 1000]), longer_than=100)
+        rules = network.reset_some(arena.draw.choice([50, 200, 999]), longer_than=100)
         return rules, rules
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,9 @@ PARTITIONS = 2
 # Rows that count, as in the model file.
 COUNTED = 64
 RECORDS_PER_S = 60
-# Before a job trains, so many and no more: what waits must be done in the end.
-FIRST_RECORDS = 200
+# Not more than so many wait for the job: all must be done in the end.
+AHEAD_MAX = 1200
+LOOK_S = 1.0
 CALL_S = 30.0
 # In so long a job master has asked the source again.
 ASKED_S = 3.0
@@ -99,24 +100,27 @@ class Filling:
         failed: What went wrong with those that they have not.
     """
 
-    def __init__(self, brokers: Brokers, topic: str) -> None:
-        """Prepare; ``start`` starts it."""
+    def __init__(self, brokers: Brokers, topic: str, done: Callable[[], int]) -> None:
+        """Prepare; ``start`` starts it.
+
+        Args:
+            brokers: Where to.
+            topic: What for.
+            done: Says about how many records the job has done.
+        """
+        self._done = done
         # Otherwise what is sent again after an outage may be there twice.
         config = {**brokers.config, "enable.idempotence": True, "linger.ms": 5}
         self._producer = Producer(config)
         self._topic = topic
-        self._stop, self._goes_on = threading.Event(), threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.acknowledged: list[int] = []
         self.failed: list[str] = []
 
     def start(self) -> None:
-        """Write the first records."""
+        """Start it."""
         self._thread.start()
-
-    def go_on(self) -> None:
-        """Write more, all the time."""
-        self._goes_on.set()
 
     def stop(self) -> None:
         """Write no more, and wait for the brokers' answers."""
@@ -127,17 +131,16 @@ class Filling:
             self.failed.append(f"{left} messages are not acknowledged")
 
     def _run(self) -> None:
-        number = due = 0.0
-        looked_s = time.monotonic()
+        number, due, most = 0, 0.0, AHEAD_MAX
+        looked_s = asked_s = time.monotonic()
         while not self._stop.wait(0.02):
-            passed_s, looked_s = time.monotonic() - looked_s, time.monotonic()
-            # While brokers are away, it does not run far ahead of them.
-            if len(self._producer) < 100 * RECORDS_PER_S:
-                due += passed_s * RECORDS_PER_S
-            if not self._goes_on.is_set():
-                due = min(due, FIRST_RECORDS)
+            now_s = time.monotonic()
+            due, looked_s = due + (now_s - looked_s) * RECORDS_PER_S, now_s
+            if now_s - asked_s > LOOK_S:
+                most, asked_s = self._done() + AHEAD_MAX, now_s
+            due = min(due, most)
             while number < due:
-                self._produce(int(number))
+                self._produce(number)
                 number += 1
             self._producer.poll(0)
 

@@ -123,7 +123,7 @@ def _run_job(
     job = ChaosJob(world.cluster, world.folder / name, shape)
     parts = StreamParts(
         world.brokers,
-        Filling(world.brokers, shape.topic),
+        Filling(world.brokers, shape.topic, lambda: shape.records_per_task * job.completions()),
         FollowerProcess(world.cluster, job.folder, shape.sink, f"{name}/counts"),
     )
     arena = StreamArena(
@@ -139,7 +139,6 @@ def _run_job(
         parts.follower.start()
         job.start()
         job.wait_going_on()
-        parts.filling.go_on()
         parts.follower.wait_fresh()
         say(f"{name} trains, exports and is followed")
         for kind in kinds:
