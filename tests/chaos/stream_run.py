@@ -16,6 +16,7 @@ from pathlib import Path
 
 from backstay.errors import BackstayError
 from tests.chaos.cluster import ChaosCluster, NotYet
+from tests.chaos.export_faults import EXPORT_FAULTS
 from tests.chaos.job_faults import JOB_FAULTS, JobFault, JobOver
 from tests.chaos.job_run import LAST_JOB_S, JobsResult, JobStage, strike, take
 from tests.chaos.jobs import ChaosJob
@@ -24,7 +25,7 @@ from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.run import FOLDER_PREFIX, say
 from tests.chaos.sandbox import is_inside
 from tests.chaos.sinks import FolderSink, S3Sink, Sink
-from tests.chaos.stream_faults import STREAM_FAULTS, StreamArena, fits
+from tests.chaos.stream_faults import STREAM_FAULTS, StreamArena, StreamFault
 from tests.chaos.stream_jobs import (
     PARTITIONS,
     Filling,
@@ -38,7 +39,9 @@ __all__ = ["ALL_FAULTS", "StreamStage", "run_streams"]
 
 # It takes longer to begin than another job, and to be judged.
 FAULTS_OF_A_STREAM = 8
-ALL_FAULTS: dict[str, type[JobFault]] = {**STREAM_FAULTS, **JOB_FAULTS}
+# By the name that they are counted under.
+OWN_FAULTS = {kind.kind: kind for kind in (*STREAM_FAULTS, *EXPORT_FAULTS)}
+ALL_FAULTS: dict[str, type[JobFault]] = {**OWN_FAULTS, **JOB_FAULTS}
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def _run_job(
         for kind in kinds:
             if job.is_over or time.monotonic() > until_s:
                 break
-            if not fits(ALL_FAULTS[kind], arena):
+            if not _fits(ALL_FAULTS[kind], arena):
                 continue
             try:
                 strike(arena, ALL_FAULTS[kind](arena))
@@ -163,7 +166,23 @@ def _run_job(
 
 def _deck(draw: random.Random) -> Iterator[str]:
     """Yield all kinds in a random order, before any comes again; those of streams twice."""
-    kinds = [*STREAM_FAULTS, *STREAM_FAULTS, *JOB_FAULTS]
+    kinds = [*OWN_FAULTS, *OWN_FAULTS, *JOB_FAULTS]
     while True:
         draw.shuffle(kinds)
         yield from kinds
+
+
+def _fits(kind: type[JobFault], arena: StreamArena) -> bool:
+    """Whether a fault can strike here."""
+    if kind.needs_etcd and arena.cluster.etcd is None:
+        return False
+    if not issubclass(kind, StreamFault):
+        return True
+    is_folder = isinstance(arena.sink, FolderSink)
+    has_room = isinstance(arena.sink, FolderSink) and arena.sink.is_mounted
+    return (
+        (arena.cluster.network.has_faults or not kind.needs_network)
+        and (is_folder or not kind.needs_folder)
+        and (has_room or not kind.needs_room)
+        and len(arena.parts.brokers.members) >= kind.needs_brokers
+    )
