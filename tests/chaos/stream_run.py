@@ -139,9 +139,9 @@ def _run_job(
     )
     try:
         parts.filling.start()
-        parts.follower.start()
         job.start()
         job.wait_going_on()
+        parts.follower.start()
         parts.follower.wait_fresh()
         say(f"{name} trains, exports and is followed")
         for kind in kinds:
