@@ -89,6 +89,23 @@ class Gathered:
         )
 
 
+class _Stall:
+    """How long no more slot was written."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self._begun_s: float | None = None
+
+    def is_too_long(self, left: int, now_s: float) -> bool:
+        """Whether nothing more was written for ``STALL_S``; asked after each round of asking."""
+        if left < self._left:
+            self._left, self._begun_s = left, None
+        elif self._begun_s is None:
+            # The time counts from here: a master that is lost may have written for long.
+            self._begun_s = now_s
+        return self._begun_s is not None and now_s - self._begun_s > STALL_S
+
+
 class SlotGatherer:
     """Asks the masters, as they are from moment to moment."""
 
@@ -123,7 +140,7 @@ class SlotGatherer:
         assert snapshot.routing is not None
         total = snapshot.routing.slot_count
         gathered = Gathered(set(range(total)))
-        stalled_s, left = None, total
+        stall = _Stall(total)
         reasons: dict[str, str] = {}
 
         def is_late() -> bool:
@@ -156,21 +173,12 @@ class SlotGatherer:
         while gathered.todo:
             snapshot = self._view.snapshot()
             assert snapshot.routing is not None
-            if lost := snapshot.routing.lost:
-                raise CheckpointUnavailable(
-                    f"{len(lost)} slots were lost or restored while it was written: no node serves "
-                    "them"
-                )
+            _refuse_lost(snapshot.routing)
             masters = _masters(snapshot.routing, gathered.todo)
             await _all(ask(node, slots) for node, slots in masters)
             if is_late():
                 return gathered
-            if len(gathered.todo) < left:
-                stalled_s, left = None, len(gathered.todo)
-            elif stalled_s is None:
-                # The time counts from here: a master that is lost may have written for long.
-                stalled_s = loop.time()
-            elif loop.time() - stalled_s > STALL_S:
+            if stall.is_too_long(len(gathered.todo), loop.time()):
                 raise _stalled(gathered.todo, reasons)
             if gathered.todo:
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -204,6 +212,14 @@ class SlotGatherer:
             if news is not None:
                 news.cancel()
             await asyncio.gather(answer, *([news] if news else []), return_exceptions=True)
+
+
+def _refuse_lost(routing: RoutingTable) -> None:
+    if routing.lost:
+        raise CheckpointUnavailable(
+            f"{len(routing.lost)} slots were lost or restored while it was written: no node serves "
+            "them"
+        )
 
 
 def refuse_anew(epoch: NDArray[np.uint64], routing: RoutingTable) -> None:

@@ -304,7 +304,7 @@ def test_a_file_with_a_wrong_header_does_not_end_a_job_that_goes_on(tmp_path: Pa
         return "more than once" in found[0].trouble
 
     wait_until(told)
-    assert (list(found[0].folders or ()), found[0].waiting) == ([f"{tmp_path}/26/07"], 1)
+    assert (list(found[0].folders or ()), found[0].waiting_folders) == ([f"{tmp_path}/26/07"], 1)
 
 
 def test_a_part_without_anything_in_it_holds_up_nothing(storage: Storage) -> None:
