@@ -395,6 +395,22 @@ fn checkpoints_and_exports_do_not_take_each_others_marks() {
 }
 
 #[test]
+fn a_slot_of_which_all_rows_change_or_go_is_told_by_its_changes() {
+    let mut run = Run::new();
+    let keys: Vec<u64> = (0..2 * u64::from(SLOTS)).collect();
+    run.apply(0, &keys, false);
+    run.increment(true, None);
+    for deletes in [false, true] {
+        let before = run.since_base.len();
+        run.apply(0, &keys, deletes);
+        run.increment(true, None);
+        let told = &run.since_base[before..];
+        assert_eq!(told.iter().map(rows).sum::<usize>(), keys.len());
+        assert!(told.iter().all(|told| !told.snapshot.whole));
+    }
+}
+
+#[test]
 fn a_table_that_is_in_no_export_keeps_no_account() {
     let mut run = Run::new();
     run.apply(0, &(0..5000).collect::<Vec<_>>(), false);

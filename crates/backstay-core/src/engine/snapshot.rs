@@ -13,6 +13,10 @@ use crate::error::Refusal;
 use crate::marks::{Purpose, Since};
 use crate::table::{RowLayout, Table};
 
+/// So many changes of a slot go into an increment as changes, even if they are all its rows. Who
+/// keeps rows by key, such as a topic, would have to look for the rows that a whole slot lacks.
+const FEW_CHANGES: usize = 4096;
+
 /// The rows of one table in a slot.
 #[derive(Debug, Clone)]
 pub struct TableSnapshot {
@@ -110,8 +114,9 @@ impl Engine {
         }
     }
 
-    /// Begin to copy a slot of some tables for an export, as [`Self::begin_snapshot`]. None if no
-    /// account is kept of them yet. Streams are left out of its memory.
+    /// Begin to copy a slot of some tables for an export, as [`Self::begin_snapshot`], but few
+    /// changes always as such. None if no account is kept of them yet. Streams are left out of its
+    /// memory.
     pub fn begin_export(
         &mut self,
         slot: u32,
@@ -132,7 +137,8 @@ impl Engine {
             spans.push((*id, known, since));
         }
         let is_same = base == Some(position);
-        let is_part = counted.is_some_and(|(rows, changed)| changed < rows) || is_same;
+        let is_part = is_same
+            || counted.is_some_and(|(rows, changed)| changed < rows || changed <= FEW_CHANGES);
         let mut copied = Vec::with_capacity(tables.len());
         for (id, known, since) in spans.into_iter().filter(|_| !is_same) {
             let table = self.tables.get_mut(&id)?;
