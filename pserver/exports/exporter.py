@@ -70,6 +70,11 @@ def why_a_new_chain(
     changed = [one.name for one in newest.tables if one.kind != specs[one.name].kind]
     if changed:
         return f"table {changed[0]} is another one"
+    if record.topic is not None:
+        # It has what the function makes of rows, of those that did not change too.
+        pulled = [one.name for one in newest.tables if one.pull != specs[one.name].pull]
+        if pulled:
+            return f"a pull of table {pulled[0]} goes through another function"
     if record.score_at_least is None:
         return ""
     # Rows that did not change may come or go by it.

@@ -32,7 +32,7 @@ from backstay.pserver.exports.topic.publisher import TopicPublisher
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.pserver.metrics.export_figures import ExportsFigures
 from backstay.serving import Follower
-from backstay.tables import SGD, Adagrad, Expiry, Lifetime, Score, TableSpec, Zeros
+from backstay.tables import SGD, Adagrad, Expiry, Lifetime, PullFunction, Score, TableSpec, Zeros
 from backstay.trainer import Client
 from tests.integration.exporting import (
     COUNTED,
@@ -101,8 +101,17 @@ def settled(cluster: LocalCluster) -> str:
     return wait_until(look, lambda: f"an element begun after the last push; {exported(cluster)}")
 
 
+def scaled(weights: Any, *, factor: float = 1.0) -> Any:
+    return weights * factor
+
+
 def test_the_topic_has_the_rows_of_the_servers(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopic,
+    cluster: LocalCluster,
+    client: Client,
+    command: Command,
 ) -> None:
     broker.create_topic(topic.name, 3, COMPACT)
     fill(client)
@@ -143,6 +152,19 @@ def test_the_topic_has_the_rows_of_the_servers(
     assert np.array_equal(read.dense("w"), client.pull_dense("w"))
     assert sorted(read.gone) == sorted(("wide", int(key)) for key in KEYS[40:90])
     assert read.messages - before < 1000
+    # Another function on pull: all rows are told anew.
+    client.create_table(
+        TableSpec.sparse("p", dim=2, optimizer=SGD(1.0), pull=PullFunction.of(scaled, factor=2.0))
+    )
+    client.push("p", KEYS[:9], np.ones((9, 2), np.float32))
+    endpoint = ("--endpoint", cluster.endpoints[0])
+    for factor in ("2", "3"):
+        done = command("pserverctl", "tables", "set", "p", f"pull.factor={factor}", *endpoint)
+        assert done.returncode == 0, done.stderr
+        read.read_to(settled(cluster))
+        pulled = zip(KEYS[:9].tolist(), client.pull("p", KEYS[:9]), strict=True)
+        assert read.rows("p") == {key: row.tobytes() for key, row in pulled}
+        assert read.rows("p")[0] != np.zeros(2, np.float32).tobytes()
     # A restore: what came since goes, what went is there again.
     (running,) = exported(cluster)
     client._directory.call_to_its_end(lambda channel: remote.restore(channel, saved.id))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from backstay.checkpoint.element import Element, ExportChoice
-from backstay.consensus.records.exports import ExportRecord
+from backstay.consensus.records.exports import ExportRecord, TopicRecord
 from backstay.pserver.exports.exporter import why_a_new_chain
-from backstay.tables import Expiry, Lifetime, Score, TableSpec
+from backstay.tables import Expiry, Lifetime, PullFunction, Score, TableSpec
 from tests.unit.serving.elements import base
 
 RECORD = ExportRecord("serve", "r", "/served", 1.0, ("*",), False, 0.5, "2026-11-26")
@@ -19,6 +20,10 @@ RECORD = ExportRecord("serve", "r", "/served", 1.0, ("*",), False, 0.5, "2026-11
 def scored(**score: float) -> TableSpec:
     lifetime = Lifetime(score=Score(**score), expiry=Expiry(score_below=0.1))
     return TableSpec.sparse("t", dim=2, lifetime=lifetime)
+
+
+def scaled(weights: Any, *, factor: float = 1.0) -> Any:
+    return weights * factor
 
 
 def newest(spec: TableSpec) -> Element:
@@ -39,6 +44,18 @@ def test_an_increment_builds_on_rows_of_the_same_choice(least: float | None) -> 
     assert why(newest(spec), other, record) == wanted
     expires = replace(spec, lifetime=replace(spec.lifetime, expiry=Expiry(score_below=0.2)))
     assert why(newest(spec), expires, record) == "", "no other rows are chosen"
+
+
+def test_a_topic_has_what_the_function_on_pull_makes_of_all_rows() -> None:
+    def table(factor: float) -> TableSpec:
+        return TableSpec.sparse("t", dim=2, pull=PullFunction.of(scaled, factor=factor))
+
+    record = replace(RECORD, topic=TopicRecord(("a:1",), "clicks"))
+    assert why(newest(table(2.0)), table(2.0), record) == ""
+    said = "a pull of table t goes through another function"
+    assert why(newest(table(2.0)), table(3.0), record) == said
+    # Who reads the folder computes it.
+    assert why(newest(table(2.0)), table(3.0)) == ""
 
 
 def test_what_cannot_be_built_on_is_named() -> None:
