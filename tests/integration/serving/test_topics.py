@@ -52,7 +52,7 @@ from tests.kafka.broker import KafkaBroker
 from tests.kafka.topic_rows import TopicRows
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 KEYS = np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 SLOTS = 32
