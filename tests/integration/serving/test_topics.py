@@ -101,17 +101,8 @@ def settled(cluster: LocalCluster) -> str:
     return wait_until(look, lambda: f"an element begun after the last push; {exported(cluster)}")
 
 
-def scaled(weights: Any, *, factor: float = 1.0) -> Any:
-    return weights * factor
-
-
 def test_the_topic_has_the_rows_of_the_servers(
-    tmp_path: Path,
-    broker: KafkaBroker,
-    topic: ExportTopic,
-    cluster: LocalCluster,
-    client: Client,
-    command: Command,
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
 ) -> None:
     broker.create_topic(topic.name, 3, COMPACT)
     fill(client)
@@ -152,19 +143,6 @@ def test_the_topic_has_the_rows_of_the_servers(
     assert np.array_equal(read.dense("w"), client.pull_dense("w"))
     assert sorted(read.gone) == sorted(("wide", int(key)) for key in KEYS[40:90])
     assert read.messages - before < 1000
-    # Another function on pull: all rows are told anew.
-    client.create_table(
-        TableSpec.sparse("p", dim=2, optimizer=SGD(1.0), pull=PullFunction.of(scaled, factor=2.0))
-    )
-    client.push("p", KEYS[:9], np.ones((9, 2), np.float32))
-    endpoint = ("--endpoint", cluster.endpoints[0])
-    for factor in ("2", "3"):
-        done = command("pserverctl", "tables", "set", "p", f"pull.factor={factor}", *endpoint)
-        assert done.returncode == 0, done.stderr
-        read.read_to(settled(cluster))
-        pulled = zip(KEYS[:9].tolist(), client.pull("p", KEYS[:9]), strict=True)
-        assert read.rows("p") == {key: row.tobytes() for key, row in pulled}
-        assert read.rows("p")[0] != np.zeros(2, np.float32).tobytes()
     # A restore: what came since goes, what went is there again.
     (running,) = exported(cluster)
     client._directory.call_to_its_end(lambda channel: remote.restore(channel, saved.id))
@@ -177,6 +155,36 @@ def test_the_topic_has_the_rows_of_the_servers(
         "rows were restored or lost: generation 1, before 0"
     }
     stop_export(cluster)
+    read.close()
+
+
+def scaled(weights: Any, *, factor: float = 1.0) -> Any:
+    return weights * factor
+
+
+def test_rows_are_told_anew_when_the_function_on_pull_changes(
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopic,
+    cluster: LocalCluster,
+    client: Client,
+    command: Command,
+) -> None:
+    client.create_table(
+        TableSpec.sparse("p", dim=2, optimizer=SGD(1.0), pull=PullFunction.of(scaled, factor=2.0))
+    )
+    client.push("p", KEYS[:9], np.ones((9, 2), np.float32))
+    start_export(cluster, tmp_path / "served", topic=topic)
+    settled(cluster)
+    read = TopicRows(broker.address, topic.name)
+    endpoint = ("--endpoint", cluster.endpoints[0])
+    for factor in ("2", "3"):
+        done = command("pserverctl", "tables", "set", "p", f"pull.factor={factor}", *endpoint)
+        assert done.returncode == 0, done.stderr
+        read.read_to(settled(cluster))
+        pulled = zip(KEYS[:9].tolist(), client.pull("p", KEYS[:9]), strict=True)
+        assert read.rows("p") == {key: row.tobytes() for key, row in pulled}
+        assert read.rows("p")[0] != np.zeros(2, np.float32).tobytes()
     read.close()
 
 
