@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backstay.serving import Follower
 from backstay.trainer import Client
@@ -37,37 +38,49 @@ TELL_S = 0.05
 WAIT_S = 90.0
 
 
-class Watch:
+class Floor:
     """What was seen of some rows, and that they do not go back."""
 
-    def __init__(self, follower: Follower, state: Path, table: str, count: int) -> None:
-        self._follower = follower
+    def __init__(self, state: Path, count: int) -> None:
+        """Go on with what the process before this one has seen."""
         self._state = state
-        self._table = table
-        self._keys = np.arange(count, dtype=np.uint64)
         floor = state / "floor"
         if not floor.exists():
             floor.write_bytes(bytes(4 * count))
         # In a file, so that it is known to the process that comes after this one.
-        self._floor = np.memmap(floor, np.float32, "r+", shape=(count,))
+        self._rows = np.memmap(floor, np.float32, "r+", shape=(count,))
+
+    def see(self, rows: NDArray[np.float32], element: str, chain: str, reason: str) -> None:
+        """Take what a version has; what went back is written down."""
+        known = self._state / "chain"
+        if not known.exists() or known.read_text() != chain:
+            if "restored or lost" in reason:
+                self._rows[:] = 0
+            known.write_text(chain)
+        back = np.flatnonzero(rows < self._rows)[:4]
+        if len(back):
+            with (self._state / "wrong").open("a") as file:
+                was, are = self._rows[back].tolist(), rows[back].tolist()
+                file.write(f"{element}: rows {back.tolist()} were {was}, are {are}\n")
+        self._rows[:] = rows
+
+
+class Watch:
+    """Looks up rows of what a follower serves."""
+
+    def __init__(self, follower: Follower, floor: Floor, table: str, count: int) -> None:
+        self._follower = follower
+        self._floor = floor
+        self._table = table
+        self._keys = np.arange(count, dtype=np.uint64)
         self.looked = 0
 
     def look(self) -> None:
         """Look once; all of one version."""
         version = self._follower._newest()
         rows, _ = version.tables.lookup(self._table, self._keys)
-        seen = rows[:, 0]
-        newest, chain = version.state.newest, self._state / "chain"
-        if not chain.exists() or chain.read_text() != newest.chain:
-            if "restored or lost" in newest.reason:
-                self._floor[:] = 0
-            chain.write_text(newest.chain)
-        if (seen < self._floor).any():
-            with (self._state / "wrong").open("a") as file:
-                back = np.flatnonzero(seen < self._floor)[:4].tolist()
-                was = self._floor[back].tolist()
-                file.write(f"{newest.id}: rows {back} were {was}, are {seen[back].tolist()}\n")
-        self._floor[:] = seen
+        newest = version.state.newest
+        self._floor.see(rows[:, 0], newest.id, newest.chain, newest.reason)
         self.looked += 1
 
 
@@ -103,7 +116,7 @@ def main(url: str, folder: str, table: str, count: str) -> None:
     logging.basicConfig(level=logging.INFO)
     state, stop = Path(folder), threading.Event()
     with Follower(url, poll_s=POLL_S, wait_s=WAIT_S) as follower:
-        watch = Watch(follower, state, table, int(count))
+        watch = Watch(follower, Floor(state, int(count)), table, int(count))
         threading.Thread(target=_obey, args=(follower, state, stop), daemon=True).start()
         told_s = 0.0
         while not stop.wait(LOOK_PAUSE_S):
