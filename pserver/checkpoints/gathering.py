@@ -136,9 +136,7 @@ class SlotGatherer:
         """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        snapshot = self._view.snapshot()
-        assert snapshot.routing is not None
-        total = snapshot.routing.slot_count
+        total = self._routing().slot_count
         gathered = Gathered(set(range(total)))
         stall = _Stall(total)
         reasons: dict[str, str] = {}
@@ -171,11 +169,9 @@ class SlotGatherer:
                     return
 
         while gathered.todo:
-            snapshot = self._view.snapshot()
-            assert snapshot.routing is not None
-            _refuse_lost(snapshot.routing)
-            masters = _masters(snapshot.routing, gathered.todo)
-            await _all(ask(node, slots) for node, slots in masters)
+            routing = self._routing()
+            _refuse_lost(routing)
+            await _all(ask(node, slots) for node, slots in _masters(routing, gathered.todo))
             if is_late():
                 return gathered
             if stall.is_too_long(len(gathered.todo), loop.time()):
@@ -183,6 +179,11 @@ class SlotGatherer:
             if gathered.todo:
                 await asyncio.sleep(RETRY_PAUSE_S)
         return gathered
+
+    def _routing(self) -> RoutingTable:
+        routing = self._view.snapshot().routing
+        assert routing is not None
+        return routing
 
     async def _unless_replaced(
         self,
@@ -214,14 +215,6 @@ class SlotGatherer:
             await asyncio.gather(answer, *([news] if news else []), return_exceptions=True)
 
 
-def _refuse_lost(routing: RoutingTable) -> None:
-    if routing.lost:
-        raise CheckpointUnavailable(
-            f"{len(routing.lost)} slots were lost or restored while it was written: no node serves "
-            "them"
-        )
-
-
 def refuse_anew(epoch: NDArray[np.uint64], routing: RoutingTable) -> None:
     """Refuse what has slots that began anew since it was begun.
 
@@ -241,6 +234,13 @@ def refuse_anew(epoch: NDArray[np.uint64], routing: RoutingTable) -> None:
         raise CheckpointUnavailable(
             f"{len(anew)} slots were lost or restored while it was written ({some}, ...); "
             "repeat the call if that is what is to be kept"
+        )
+
+
+def _refuse_lost(routing: RoutingTable) -> None:
+    if lost := routing.lost:
+        raise CheckpointUnavailable(
+            f"{len(lost)} slots were lost or restored while it was written: no node serves them"
         )
 
 
