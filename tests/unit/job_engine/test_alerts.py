@@ -20,8 +20,9 @@ def test_an_alert_holds_after_its_windows_in_a_row() -> None:
     for number, (auc, holds) in enumerate([(0.6, 0), (0.8, 0), (0.6, 0), (0.5, 1), (0.7, 0)]):
         assert alerts.judge(window(number, auc=auc)) == ""
         assert len(alerts.words) == holds
-    for auc in (0.6, None, 0.5):
-        alerts.judge(window(9, auc=auc))
+    alerts.judge(window(9, auc=0.6))
+    alerts.judge(window(10, auc=None))
+    alerts.judge(window(11, auc=0.5))
     assert alerts.words == ["auc below 0.7 for 2 windows (0.5 in the last)"]
 
 
