@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from backstay.cli.audit import audit_job
@@ -95,12 +95,11 @@ class Told:
     def show(self, part: float, job: JobRun, website: Website) -> None:
         """Redraw the bar."""
         status, stream = job.status, job.status.stream
-        note = f"{status.examples_per_s:,.0f} clicks/s   lag {stream.lag_records:,}"
-        note += f", {stream.lag_s:.1f} s" if stream.HasField("lag_s") else ""
+        note = f"{status.examples_per_s:,.0f}/s  lag {stream.lag_records:,}"
         decayed = status.progressive.decayed
         aucs = {"trainer": decayed.auc} if decayed.HasField("auc") else {}
-        aucs |= website.auc
-        note += "".join(f"   {name} {auc:.3f}" for name, auc in aucs.items())
+        aucs |= {name: auc for name, auc in website.auc.items() if name != "best"}
+        note += "  AUC:" * bool(aucs) + "".join(f" {name} {auc:.3f}" for name, auc in aucs.items())
         self._bar.update(self._task, completed=part, note=note)
 
 
@@ -199,7 +198,7 @@ class Run:
         """Prepare; ``with`` starts everything."""
         self._shape = shape
         self._folder = folder
-        columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+        columns = (BarColumn(bar_width=10), TextColumn("{task.percentage:>3.0f}%"))
         self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
         self._stack = ExitStack()
         self._lag_s = 0.0
@@ -350,10 +349,12 @@ class Run:
             "rows_expired": self._gone.expired,
             "rows_start": begin.rows // REPLICAS,
             "rows_end": rows,
-            "memory_start_mib": round(begin.resident_mib, 1),
-            "memory_end_mib": round(end.resident_mib, 1),
+            "model_start_mib": round(begin.row_mib, 2),
+            "model_end_mib": round(end.row_mib, 2),
             "audit_start_mib": round(begin.audit_mib, 1),
             "audit_end_mib": round(end.audit_mib, 1),
+            "memory_start_mib": round(begin.resident_mib),
+            "memory_end_mib": round(end.resident_mib),
         }
 
     def _killed(self, result: dict[str, Any]) -> dict[str, Any]:
