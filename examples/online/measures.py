@@ -11,6 +11,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from types import TracebackType
 from typing import Any
 
@@ -103,7 +104,7 @@ def _scraped(address: str) -> dict[tuple[str, str], float]:
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=ASK_S) as answer:
             text = answer.read().decode()
-    except (OSError, ValueError):
+    except (OSError, HTTPException):
         return {}
     return {
         (sample.name, sample.labels.get("table", "")): sample.value
