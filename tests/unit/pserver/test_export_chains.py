@@ -17,8 +17,9 @@ from tests.unit.serving.elements import base
 RECORD = ExportRecord("serve", "r", "/served", 1.0, ("*",), False, 0.5, "2026-11-26")
 
 
-def scored(**score: float) -> TableSpec:
-    lifetime = Lifetime(score=Score(**score), expiry=Expiry(score_below=0.1))
+def scored(click_coefficient: float = 1.0, score_below: float = 0.1) -> TableSpec:
+    score = Score(click_coefficient=click_coefficient)
+    lifetime = Lifetime(score=score, expiry=Expiry(score_below=score_below))
     return TableSpec.sparse("t", dim=2, lifetime=lifetime)
 
 
@@ -42,7 +43,7 @@ def test_an_increment_builds_on_rows_of_the_same_choice(least: float | None) -> 
     other = scored(click_coefficient=2.0)
     wanted = "" if least is None else "the rows of table t have another score"
     assert why(newest(spec), other, record) == wanted
-    expires = replace(spec, lifetime=replace(spec.lifetime, expiry=Expiry(score_below=0.2)))
+    expires = scored(score_below=0.2)
     assert why(newest(spec), expires, record) == "", "no other rows are chosen"
 
 
