@@ -223,7 +223,8 @@ class Run:
             log = (folder / "broker" / "broker.log").read_text()[-LOG_TAIL:]
             raise ProcessFailed(f"the broker does not start: {error}\n{log}") from error
         settings = {"replicas": REPLICAS, "checkpoint_url": str(folder / "checkpoints")}
-        self._cluster = stack.enter_context(LocalCluster(servers=SERVERS, settings=settings))
+        cluster = LocalCluster(SERVERS, settings=settings, startup_timeout_s=WAIT_SECONDS)
+        self._cluster = stack.enter_context(cluster)
         self._gone = RowsGone(self._cluster)
         self._probe = stack.enter_context(Probe(self._cluster.endpoints, PROBE))
         served = str(folder / "served")
