@@ -109,7 +109,7 @@ def test_increments_that_are_gone_are_made_up_for_by_the_newest_base() -> None:
     # Of a slot that did not change there is nothing to do.
     assert step.slots.tolist() == [0]
     assert step_of(next_step(*folder(*there), step.state, RUN)).element is there[2]
-    with pytest.raises(CheckpointDamaged, match="is missing"):
+    with pytest.raises(CheckpointDamaged, match="missing between them"):
         next_step(*folder(increment(31, [12, 9], since=[11, 9])), state, RUN)
 
 
