@@ -201,14 +201,16 @@ class ChaosJob:
                 raise NotYet(f"job {self.shape.name}, after {limit_s:g} s: {seen}")
             time.sleep(POLL_PAUSE_S)
 
-    def wait_going_on(self) -> None:
+    def wait_going_on(self, limit_s: float = GOES_ON_LIMIT_S) -> None:
         """Wait until somebody is told that a task is done, from now on, or the job is over.
 
         Raises:
             NotYet: No worker was.
         """
         before = self.completions()
-        self.wait_until(lambda: "" if self.completions() > before else "no task becomes done")
+        self.wait_until(
+            lambda: "" if self.completions() > before else "no task becomes done", limit_s
+        )
 
     def completions(self) -> int:
         """Return how many completions workers were told of so far."""
