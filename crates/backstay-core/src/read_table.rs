@@ -17,9 +17,10 @@ use crate::row_map::KEY_WORDS;
 const CHUNK_BYTES: usize = 16 * 1024;
 /// Keys that are looked up together, so that their misses overlap.
 const BLOCK: usize = 32;
-/// A slot is laid out anew when more than one row in so many is not in use, and a few.
-const UNUSED: usize = 4;
-const UNUSED_FEW: usize = 64;
+/// A slot is laid out anew when the rows that are not in use are more than this part of the others, and
+/// more than a few.
+const UNUSED_DIVISOR: usize = 4;
+const UNUSED_ROWS_MIN: usize = 64;
 
 /// See the module's documentation.
 #[derive(Debug, Clone)]
@@ -232,12 +233,17 @@ impl ReadSlot {
         })
     }
 
+    /// Whether a row of this number is in use; else a newer one of its key is, or none.
+    fn uses(&self, row: usize, key: u64) -> bool {
+        self.index.suggestions(mix64(key)).any(|one| one == row)
+    }
+
     /// Every row that is in use.
     fn each(&self, shape: Shape, mut take: impl FnMut(u64, &[u32])) {
         for row in 0..self.end {
             let words = self.words(shape, row);
             let key = key_in(words);
-            if self.index.suggestions(mix64(key)).any(|one| one == row) {
+            if self.uses(row, key) {
                 take(key, words);
             }
         }
@@ -292,7 +298,7 @@ impl Making {
         for (&key, weights) in change.keys.iter().zip(rows) {
             self.put(key, bytemuck::cast_slice(weights));
         }
-        if self.slot.end > self.slot.rows + self.slot.rows / UNUSED + UNUSED_FEW {
+        if self.slot.end > self.slot.rows + self.slot.rows / UNUSED_DIVISOR + UNUSED_ROWS_MIN {
             *self = self.laid_out();
         }
         Ok(())
@@ -346,12 +352,7 @@ impl Making {
         for row in 0..self.slot.end {
             let words = self.words(row);
             let key = key_in(words);
-            if self
-                .slot
-                .index
-                .suggestions(mix64(key))
-                .any(|one| one == row)
-            {
+            if self.slot.uses(row, key) {
                 take(key, row, words);
             }
         }

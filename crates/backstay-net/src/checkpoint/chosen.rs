@@ -20,7 +20,7 @@ pub struct ExportChoice {
     pub score_at_least: Option<f64>,
 }
 
-/// That, of one table.
+/// What an export has of one table.
 pub struct Chosen {
     spec: Arc<TableSpec>,
     /// Words of statistics at the end of a row.
