@@ -1,4 +1,4 @@
-//! DelayCompensation compensation: gradients are moved to where the weights are now.
+//! Delay compensation: gradients are moved to where the weights are now.
 
 use std::cell::RefCell;
 

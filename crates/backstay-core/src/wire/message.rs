@@ -264,7 +264,7 @@ impl PushMeta {
     /// Lay it out.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, scale) = match self.change {
-            Change::Update(update) => (update_kind(&update), update.learning_rate_scale),
+            Change::Update(update) => (update_kind(update), update.learning_rate_scale),
             Change::Assign {
                 only_if_absent: false,
             } => (PushKind::Assign, 1.0),
@@ -359,7 +359,7 @@ impl PushMeta {
 }
 
 /// The kind of an update.
-fn update_kind(update: &Update) -> PushKind {
+fn update_kind(update: Update) -> PushKind {
     match (update.reference, update.has_counts) {
         (None, false) => PushKind::Update,
         (None, true) => PushKind::Observe,
