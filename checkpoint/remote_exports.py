@@ -42,6 +42,7 @@ class RunningExport:
         name: Its name.
         url: The folder or URL of its elements.
         every_s: Seconds from one increment to the next.
+        every_pushes: Of a server, after which an increment comes earlier; 0: by time alone.
         tables: Those that it has now.
         statistics: Whether the statistics of rows go with their weights.
         score_at_least: The lowest score of a row; None: any.
@@ -65,6 +66,7 @@ class RunningExport:
     name: str
     url: str
     every_s: float
+    every_pushes: int
     tables: tuple[str, ...]
     statistics: bool
     score_at_least: float | None
@@ -95,6 +97,7 @@ def start(
     statistics: bool = False,
     score_at_least: float | None = None,
     topic: ExportTopic | None = None,
+    every_pushes: int = 0,
     timeout_s: float,
 ) -> None:
     """Start an export; the same again changes nothing.
@@ -108,6 +111,7 @@ def start(
         statistics: Whether the statistics of rows go with their weights.
         score_at_least: Leave out rows of a lower score, in tables whose lifetime uses one.
         topic: Where its rows go besides.
+        every_pushes: Of a server, after which an increment comes earlier; 0: by time alone.
         timeout_s: How long it may take.
 
     Raises:
@@ -125,6 +129,7 @@ def start(
         statistics=statistics,
         score_at_least=score_at_least,
         topic=None if topic is None else _topic_message(topic),
+        every_pushes=every_pushes,
     )
     _stub(channel).StartExport(request, timeout=timeout_s)
 
@@ -154,6 +159,7 @@ def _export(message: export_pb2.Export) -> RunningExport:
         name=message.name,
         url=message.url,
         every_s=message.every_s,
+        every_pushes=message.every_pushes,
         tables=tuple(message.tables),
         statistics=message.statistics,
         score_at_least=message.score_at_least if message.HasField("score_at_least") else None,

@@ -98,6 +98,7 @@ class JobExport:
                 self._name,
                 spec.url,
                 every_s=spec.every_s,
+                every_pushes=spec.every_pushes,
                 tables=tables,
                 statistics=spec.statistics,
                 score_at_least=spec.score_at_least,

@@ -42,6 +42,7 @@ from backstay.pserver.checkpoints.schedule import CheckpointSchedule
 from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
 from backstay.pserver.exports.exporter import Exporter
+from backstay.pserver.exports.pushes import PushCounts
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.schedule import ExportSchedule
 from backstay.pserver.exports.topic.publisher import TopicPublisher
@@ -278,6 +279,7 @@ class ClusterMember:
             self.exports.records,
             open_exporter,
             TopicPublisher,
+            PushCounts(self._mirror, self._calls),
             lambda: self._figures.is_controller,
             self._figures.exports,
         )

@@ -18,6 +18,7 @@ __all__ = ["EVERY_S_MIN", "ExportRecord", "TopicRecord", "tables_of_exports"]
 
 EVERY_S_MIN = 0.1
 EVERY_S_MAX = 86_400.0
+EVERY_PUSHES_MAX = 10**12
 TEXT_MAX = 1_000
 PATTERNS_MAX = 1_000
 SETTINGS_MAX = 100
@@ -101,7 +102,7 @@ class TopicRecord(JsonRecord, what="topic of an export"):
 
 
 @dataclass(frozen=True)
-class ExportRecord(JsonRecord, what="export", added=("topic",)):
+class ExportRecord(JsonRecord, what="export", added=("topic", "every_pushes")):
     """An export that goes on; the controller writes it.
 
     Attributes:
@@ -116,6 +117,8 @@ class ExportRecord(JsonRecord, what="export", added=("topic",)):
         stopping: Whether it ends with the next increment.
         trouble: Why the last increment could not be written; empty if it was.
         topic: Where its rows go besides; None: nowhere.
+        every_pushes: An increment comes earlier when a server has applied so many pushes since the
+            one before; 0: it does not.
     """
 
     name: str
@@ -129,6 +132,7 @@ class ExportRecord(JsonRecord, what="export", added=("topic",)):
     stopping: bool = False
     trouble: str = ""
     topic: TopicRecord | None = None
+    every_pushes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, or would take too much room."""
@@ -137,6 +141,10 @@ class ExportRecord(JsonRecord, what="export", added=("topic",)):
         if not EVERY_S_MIN <= self.every_s <= EVERY_S_MAX:
             raise InvalidRequest(
                 f"every_s {self.every_s:g} is not {EVERY_S_MIN:g} to {EVERY_S_MAX:g} seconds"
+            )
+        if not 0 <= self.every_pushes <= EVERY_PUSHES_MAX:
+            raise InvalidRequest(
+                f"every_pushes {self.every_pushes} is not 0 to {EVERY_PUSHES_MAX}; 0: by time alone"
             )
         if not 1 <= len(self.url) <= TEXT_MAX:
             raise InvalidRequest(f"url is not of 1 to {TEXT_MAX} characters")

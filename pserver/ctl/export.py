@@ -67,6 +67,13 @@ def export() -> None:
     help="From one increment to the next.",
 )
 @click.option(
+    "--every-pushes",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Earlier, when a server has applied so many pushes since the last increment.",
+)
+@click.option(
     "--table",
     "tables",
     multiple=True,
@@ -104,6 +111,7 @@ def start(
     name: str,
     url: str,
     every_s: float,
+    every_pushes: int,
     tables: tuple[str, ...],
     statistics: bool,
     score_at_least: float | None,
@@ -123,6 +131,7 @@ def start(
                 name,
                 url,
                 every_s=every_s,
+                every_pushes=every_pushes,
                 tables=tables,
                 statistics=statistics,
                 score_at_least=score_at_least,
@@ -202,7 +211,7 @@ def _show(exports: tuple[RunningExport, ...]) -> None:
     for one in exports:
         table.add_row(
             escape(one.name),
-            f"{one.every_s:g} s",
+            f"{one.every_s:g} s" + (f", {one.every_pushes:,} pushes" if one.every_pushes else ""),
             escape(one.url),
             str(len(one.tables)),
             one.element or "none yet",

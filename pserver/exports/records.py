@@ -49,6 +49,7 @@ class ExportRecords:
         statistics: bool = False,
         score_at_least: float | None = None,
         topic: TopicRecord | None = None,
+        every_pushes: int = 0,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> ExportRecord:
         """Start an export; the same again changes nothing.
@@ -61,6 +62,7 @@ class ExportRecords:
             statistics: Whether the statistics of rows go with their weights.
             score_at_least: The lowest score of a row; None: any.
             topic: Where its rows go besides.
+            every_pushes: Of a server, after which an increment comes earlier; 0: by time alone.
             check: Is called before an export is started that is not there yet, to refuse it.
 
         Raises:
@@ -79,6 +81,7 @@ class ExportRecords:
             score_at_least,
             now_text(),
             topic=topic,
+            every_pushes=every_pushes,
         )
         present = await self.all()
         if (known := present.get(name)) is not None:

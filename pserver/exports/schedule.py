@@ -1,16 +1,17 @@
-"""Writes each export every ``every_s`` seconds, while this node is the controller."""
+"""Writes each export when its time or its pushes have come, while this node is the controller."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from backstay.consensus import ClusterView
 from backstay.consensus.records.exports import ExportRecord
 from backstay.errors import BackstayError
 from backstay.pserver.exports.exporter import Exporter
+from backstay.pserver.exports.pushes import PushCounts, most_since
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.topic.publisher import TopicPublisher
 from backstay.pserver.metrics.export_figures import ExportCounter, ExportsFigures
@@ -20,6 +21,8 @@ __all__ = ["ExportSchedule"]
 
 # Between two looks whether this node is the controller.
 LOOK_S = 0.2
+# Between two looks how many pushes there were.
+PUSHES_LOOK_S = 0.5
 # The least pause after an element that could not be written.
 FAILED_PAUSE_S = 0.5
 # Between two texts of errors in the store: they may differ each time.
@@ -38,6 +41,7 @@ class ExportSchedule:
         records: ExportRecords,
         open_exporter: Callable[[ExportRecord, ExportCounter], Exporter],
         open_publisher: Callable[[ExportRecord, ExportCounter], TopicPublisher],
+        pushes: PushCounts,
         is_controller: Callable[[], bool],
         figures: ExportsFigures,
     ) -> None:
@@ -48,6 +52,7 @@ class ExportSchedule:
             records: The records of exports.
             open_exporter: Returns what writes an export.
             open_publisher: Returns what writes the topic of one that has a topic.
+            pushes: Counts them.
             is_controller: Says whether this node is it.
             figures: Of the exports that this node writes.
         """
@@ -55,6 +60,7 @@ class ExportSchedule:
         self._records = records
         self._open = open_exporter
         self._open_publisher = open_publisher
+        self._pushes = pushes
         self._figures = figures
         self._is_controller = is_controller
 
@@ -98,6 +104,7 @@ class ExportSchedule:
         told_s, told = -TELL_S, record.trouble
         while (now := self._now(record)) is not None:
             due_s = loop.time() + record.every_s
+            pushes = await self._pushes.now() if record.every_pushes else {}
             try:
                 element = await exporter.write()
                 trouble = NO_TABLES if element is None else ""
@@ -125,7 +132,7 @@ class ExportSchedule:
                 if publisher is not None and element is not None:
                     await self._until_published(publisher, element.number, record)
                 await self._note(self._records.end(record))
-            await self._wait_until(due_s, now)
+            await self._wait_until(due_s, now, pushes)
 
     async def _until_published(
         self, publisher: TopicPublisher, number: int, record: ExportRecord
@@ -149,13 +156,19 @@ class ExportSchedule:
         now = self._view.snapshot().exports.get(record.name)
         return now if now is not None and now.run == record.run else None
 
-    async def _wait_until(self, due_s: float, known: ExportRecord) -> None:
+    async def _wait_until(
+        self, due_s: float, known: ExportRecord, pushes: Mapping[str, int]
+    ) -> None:
         """Wait until the next increment is due, or the export is to end or is gone."""
         loop = asyncio.get_running_loop()
         while (left_s := due_s - loop.time()) > 0:
             now = self._now(known)
             if now is None or now.stopping != known.stopping:
                 return
+            if known.every_pushes:
+                if most_since(pushes, await self._pushes.now()) >= known.every_pushes:
+                    return
+                left_s = min(left_s, PUSHES_LOOK_S)
             revision = self._view.snapshot().revision
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._view.newer_than(revision), left_s)

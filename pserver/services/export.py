@@ -72,6 +72,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             statistics=request.statistics,
             score_at_least=request.score_at_least if request.HasField("score_at_least") else None,
             topic=topic,
+            every_pushes=request.every_pushes,
             check=check,
         )
         return export_pb2.StartExportResponse()
@@ -171,6 +172,7 @@ def _described(record: ExportRecord, tables: tuple[str, ...]) -> export_pb2.Expo
         name=record.name,
         url=record.url,
         every_s=record.every_s,
+        every_pushes=record.every_pushes,
         tables=tables,
         statistics=record.statistics,
         score_at_least=record.score_at_least,

@@ -377,6 +377,13 @@ class ExportsSpec:
     every_s: float = setting(
         1.0, "Seconds from one increment to the next.", minimum=0.1, maximum=86_400.0
     )
+    every_pushes: int = setting(
+        0,
+        "An increment comes earlier when a server has applied so many pushes since the last "
+        "one; 0: by time alone.",
+        minimum=0,
+        maximum=10**12,
+    )
     tables: tuple[str, ...] = setting(
         (),
         "Tables of the job, without its name before them; `*` and `?` stand for characters. None: "

@@ -98,6 +98,24 @@ def test_the_last_increment_has_every_push_that_was_acknowledged(tmp_path: Path)
             assert same_rows(client, follower, tmp_path) == SLOTS
 
 
+def test_an_increment_comes_after_so_many_pushes(tmp_path: Path) -> None:
+    with (
+        LocalCluster(2, settings=settings(tmp_path)) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        fill(client)
+        # So long that nothing but pushes can have an increment written.
+        with exporting(cluster, tmp_path / "served", every_s=3000.0, every_pushes=5) as follower:
+            for number in range(1, 3):
+                for _ in range(5):
+                    client.push("wide", KEYS[:50], np.ones((50, 4)))
+                follower.wait_for_version(number + 1, timeout_s=60)
+                found = follower.table("wide").lookup(KEYS[:50])
+                assert np.array_equal(found, client.pull("wide", KEYS[:50]))
+            # Two of them in an increment, at least.
+            assert len(elements_in(tmp_path / "served")) == 3
+
+
 def test_the_last_increment_has_the_slots_of_a_master_that_hangs(tmp_path: Path) -> None:
     folder = tmp_path / "served"
     # Longer than an increment waits for a slot without a master.

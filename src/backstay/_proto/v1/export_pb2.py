@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/export.proto\x12\x0b\x62\x61\x63kstay.v1\"\xcc\x01\n\x12StartExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x0f\n\x07\x65very_s\x18\x03 \x01(\x01\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x12\n\nstatistics\x18\x05 \x01(\x08\x12\x1b\n\x0escore_at_least\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12,\n\x05topic\x18\x07 \x01(\x0b\x32\x18.backstay.v1.ExportTopicH\x01\x88\x01\x01\x42\x11\n\x0f_score_at_leastB\x08\n\x06_topic\"\xae\x01\n\x0b\x45xportTopic\x12\x0f\n\x07\x62rokers\x18\x01 \x03(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x38\n\x08settings\x18\x03 \x03(\x0b\x32&.backstay.v1.ExportTopic.SettingsEntry\x12\x15\n\rsettings_file\x18\x04 \x01(\t\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x15\n\x13StartExportResponse\".\n\x11StopExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03now\x18\x02 \x01(\x08\"\x14\n\x12StopExportResponse\"\x14\n\x12ListExportsRequest\";\n\x13ListExportsResponse\x12$\n\x07\x65xports\x18\x01 \x03(\x0b\x32\x13.backstay.v1.Export\"\xbd\x03\n\x06\x45xport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x0f\n\x07\x65very_s\x18\x03 \x01(\x01\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x12\n\nstatistics\x18\x05 \x01(\x08\x12\x1b\n\x0escore_at_least\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07started\x18\x07 \x01(\t\x12\x10\n\x08stopping\x18\x08 \x01(\x08\x12\x0f\n\x07trouble\x18\t \x01(\t\x12\x0f\n\x07\x65lement\x18\n \x01(\t\x12\r\n\x05\x61ge_s\x18\x0b \x01(\x01\x12\r\n\x05\x63hain\x18\x0c \x01(\t\x12\x0e\n\x06reason\x18\r \x01(\t\x12\x0c\n\x04rows\x18\x0e \x01(\x04\x12\r\n\x05\x62ytes\x18\x0f \x01(\x04\x12\x10\n\x08left_out\x18\x10 \x01(\r\x12,\n\x05topic\x18\x11 \x01(\x0b\x32\x18.backstay.v1.ExportTopicH\x01\x88\x01\x01\x12\x15\n\rtopic_element\x18\x12 \x01(\t\x12\x13\n\x0btopic_age_s\x18\x13 \x01(\x01\x12\x16\n\x0etopic_behind_s\x18\x14 \x01(\x01\x12\x15\n\rtopic_trouble\x18\x15 \x01(\tB\x11\n\x0f_score_at_leastB\x08\n\x06_topic2\x82\x02\n\rExportService\x12P\n\x0bStartExport\x12\x1f.backstay.v1.StartExportRequest\x1a .backstay.v1.StartExportResponse\x12M\n\nStopExport\x12\x1e.backstay.v1.StopExportRequest\x1a\x1f.backstay.v1.StopExportResponse\x12P\n\x0bListExports\x12\x1f.backstay.v1.ListExportsRequest\x1a .backstay.v1.ListExportsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/export.proto\x12\x0b\x62\x61\x63kstay.v1\"\xe2\x01\n\x12StartExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x0f\n\x07\x65very_s\x18\x03 \x01(\x01\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x12\n\nstatistics\x18\x05 \x01(\x08\x12\x1b\n\x0escore_at_least\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12,\n\x05topic\x18\x07 \x01(\x0b\x32\x18.backstay.v1.ExportTopicH\x01\x88\x01\x01\x12\x14\n\x0c\x65very_pushes\x18\x08 \x01(\x04\x42\x11\n\x0f_score_at_leastB\x08\n\x06_topic\"\xae\x01\n\x0b\x45xportTopic\x12\x0f\n\x07\x62rokers\x18\x01 \x03(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x38\n\x08settings\x18\x03 \x03(\x0b\x32&.backstay.v1.ExportTopic.SettingsEntry\x12\x15\n\rsettings_file\x18\x04 \x01(\t\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x15\n\x13StartExportResponse\".\n\x11StopExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03now\x18\x02 \x01(\x08\"\x14\n\x12StopExportResponse\"\x14\n\x12ListExportsRequest\";\n\x13ListExportsResponse\x12$\n\x07\x65xports\x18\x01 \x03(\x0b\x32\x13.backstay.v1.Export\"\xd3\x03\n\x06\x45xport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x0f\n\x07\x65very_s\x18\x03 \x01(\x01\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x12\n\nstatistics\x18\x05 \x01(\x08\x12\x1b\n\x0escore_at_least\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07started\x18\x07 \x01(\t\x12\x10\n\x08stopping\x18\x08 \x01(\x08\x12\x0f\n\x07trouble\x18\t \x01(\t\x12\x0f\n\x07\x65lement\x18\n \x01(\t\x12\r\n\x05\x61ge_s\x18\x0b \x01(\x01\x12\r\n\x05\x63hain\x18\x0c \x01(\t\x12\x0e\n\x06reason\x18\r \x01(\t\x12\x0c\n\x04rows\x18\x0e \x01(\x04\x12\r\n\x05\x62ytes\x18\x0f \x01(\x04\x12\x10\n\x08left_out\x18\x10 \x01(\r\x12,\n\x05topic\x18\x11 \x01(\x0b\x32\x18.backstay.v1.ExportTopicH\x01\x88\x01\x01\x12\x15\n\rtopic_element\x18\x12 \x01(\t\x12\x13\n\x0btopic_age_s\x18\x13 \x01(\x01\x12\x16\n\x0etopic_behind_s\x18\x14 \x01(\x01\x12\x15\n\rtopic_trouble\x18\x15 \x01(\t\x12\x14\n\x0c\x65very_pushes\x18\x16 \x01(\x04\x42\x11\n\x0f_score_at_leastB\x08\n\x06_topic2\x82\x02\n\rExportService\x12P\n\x0bStartExport\x12\x1f.backstay.v1.StartExportRequest\x1a .backstay.v1.StartExportResponse\x12M\n\nStopExport\x12\x1e.backstay.v1.StopExportRequest\x1a\x1f.backstay.v1.StopExportResponse\x12P\n\x0bListExports\x12\x1f.backstay.v1.ListExportsRequest\x1a .backstay.v1.ListExportsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPORTTOPIC_SETTINGSENTRY']._loaded_options = None
   _globals['_EXPORTTOPIC_SETTINGSENTRY']._serialized_options = b'8\001'
   _globals['_STARTEXPORTREQUEST']._serialized_start=42
-  _globals['_STARTEXPORTREQUEST']._serialized_end=246
-  _globals['_EXPORTTOPIC']._serialized_start=249
-  _globals['_EXPORTTOPIC']._serialized_end=423
-  _globals['_EXPORTTOPIC_SETTINGSENTRY']._serialized_start=376
-  _globals['_EXPORTTOPIC_SETTINGSENTRY']._serialized_end=423
-  _globals['_STARTEXPORTRESPONSE']._serialized_start=425
-  _globals['_STARTEXPORTRESPONSE']._serialized_end=446
-  _globals['_STOPEXPORTREQUEST']._serialized_start=448
-  _globals['_STOPEXPORTREQUEST']._serialized_end=494
-  _globals['_STOPEXPORTRESPONSE']._serialized_start=496
-  _globals['_STOPEXPORTRESPONSE']._serialized_end=516
-  _globals['_LISTEXPORTSREQUEST']._serialized_start=518
-  _globals['_LISTEXPORTSREQUEST']._serialized_end=538
-  _globals['_LISTEXPORTSRESPONSE']._serialized_start=540
-  _globals['_LISTEXPORTSRESPONSE']._serialized_end=599
-  _globals['_EXPORT']._serialized_start=602
-  _globals['_EXPORT']._serialized_end=1047
-  _globals['_EXPORTSERVICE']._serialized_start=1050
-  _globals['_EXPORTSERVICE']._serialized_end=1308
+  _globals['_STARTEXPORTREQUEST']._serialized_end=268
+  _globals['_EXPORTTOPIC']._serialized_start=271
+  _globals['_EXPORTTOPIC']._serialized_end=445
+  _globals['_EXPORTTOPIC_SETTINGSENTRY']._serialized_start=398
+  _globals['_EXPORTTOPIC_SETTINGSENTRY']._serialized_end=445
+  _globals['_STARTEXPORTRESPONSE']._serialized_start=447
+  _globals['_STARTEXPORTRESPONSE']._serialized_end=468
+  _globals['_STOPEXPORTREQUEST']._serialized_start=470
+  _globals['_STOPEXPORTREQUEST']._serialized_end=516
+  _globals['_STOPEXPORTRESPONSE']._serialized_start=518
+  _globals['_STOPEXPORTRESPONSE']._serialized_end=538
+  _globals['_LISTEXPORTSREQUEST']._serialized_start=540
+  _globals['_LISTEXPORTSREQUEST']._serialized_end=560
+  _globals['_LISTEXPORTSRESPONSE']._serialized_start=562
+  _globals['_LISTEXPORTSRESPONSE']._serialized_end=621
+  _globals['_EXPORT']._serialized_start=624
+  _globals['_EXPORT']._serialized_end=1091
+  _globals['_EXPORTSERVICE']._serialized_start=1094
+  _globals['_EXPORTSERVICE']._serialized_end=1352
 # @@protoc_insertion_point(module_scope)

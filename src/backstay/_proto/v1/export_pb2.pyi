@@ -32,11 +32,16 @@ class StartExportRequest(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     SCORE_AT_LEAST_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    EVERY_PUSHES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     url: _builtins.str
     every_s: _builtins.float
     statistics: _builtins.bool
     score_at_least: _builtins.float
+    every_pushes: _builtins.int
+    """An increment comes earlier when a server has applied so many pushes since the one before; 0: it
+    does not.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names, in which * and ? stand for any characters."""
@@ -55,10 +60,11 @@ class StartExportRequest(_message.Message):
         statistics: _builtins.bool = ...,
         score_at_least: _builtins.float | None = ...,
         topic: Global___ExportTopic | None = ...,
+        every_pushes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "score_at_least", b"score_at_least", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "every_s", b"every_s", "name", b"name", "score_at_least", b"score_at_least", "statistics", b"statistics", "tables", b"tables", "topic", b"topic", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "every_pushes", b"every_pushes", "every_s", b"every_s", "name", b"name", "score_at_least", b"score_at_least", "statistics", b"statistics", "tables", b"tables", "topic", b"topic", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score_at_least: _TypeAlias = _typing.Literal["score_at_least"]  # noqa: Y015
     _WhichOneofArgType__score_at_least: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least"]  # noqa: Y015
@@ -239,6 +245,7 @@ class Export(_message.Message):
     TOPIC_AGE_S_FIELD_NUMBER: _builtins.int
     TOPIC_BEHIND_S_FIELD_NUMBER: _builtins.int
     TOPIC_TROUBLE_FIELD_NUMBER: _builtins.int
+    EVERY_PUSHES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     url: _builtins.str
     every_s: _builtins.float
@@ -266,6 +273,7 @@ class Export(_message.Message):
     topic_behind_s: _builtins.float
     topic_trouble: _builtins.str
     """Why the topic cannot be written; empty: all is well."""
+    every_pushes: _builtins.int
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of the tables that there are now, those that it has."""
@@ -296,10 +304,11 @@ class Export(_message.Message):
         topic_age_s: _builtins.float = ...,
         topic_behind_s: _builtins.float = ...,
         topic_trouble: _builtins.str = ...,
+        every_pushes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "score_at_least", b"score_at_least", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "age_s", b"age_s", "bytes", b"bytes", "chain", b"chain", "element", b"element", "every_s", b"every_s", "left_out", b"left_out", "name", b"name", "reason", b"reason", "rows", b"rows", "score_at_least", b"score_at_least", "started", b"started", "statistics", b"statistics", "stopping", b"stopping", "tables", b"tables", "topic", b"topic", "topic_age_s", b"topic_age_s", "topic_behind_s", b"topic_behind_s", "topic_element", b"topic_element", "topic_trouble", b"topic_trouble", "trouble", b"trouble", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least", "_topic", b"_topic", "age_s", b"age_s", "bytes", b"bytes", "chain", b"chain", "element", b"element", "every_pushes", b"every_pushes", "every_s", b"every_s", "left_out", b"left_out", "name", b"name", "reason", b"reason", "rows", b"rows", "score_at_least", b"score_at_least", "started", b"started", "statistics", b"statistics", "stopping", b"stopping", "tables", b"tables", "topic", b"topic", "topic_age_s", b"topic_age_s", "topic_behind_s", b"topic_behind_s", "topic_element", b"topic_element", "topic_trouble", b"topic_trouble", "trouble", b"trouble", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score_at_least: _TypeAlias = _typing.Literal["score_at_least"]  # noqa: Y015
     _WhichOneofArgType__score_at_least: _TypeAlias = _typing.Literal["_score_at_least", b"_score_at_least"]  # noqa: Y015
