@@ -97,6 +97,7 @@ class S3Sink:
     def __init__(self, folder: Path, network: Network) -> None:
         """Start it."""
         host = network.add_host("s3")
+        self._host, self._network = host, network
         command = [sys.executable, "-m", "moto.server", "-H", host.address, "-p", str(S3_PORT)]
         self._server = Process(
             host, ["setpriv", "--pdeathsig", "KILL", *command], folder / "s3.log"
@@ -119,14 +120,20 @@ class S3Sink:
         return f"s3://{BUCKET}/{job}"
 
     def away(self, job: str) -> None:
-        """Stop its clock."""
+        """Refuse all connections; without a network of the run's own, stop its clock."""
         del job
-        self._server.pause()
+        if self._network.has_faults:
+            self._network.apply(self._host, ["meta l4proto tcp reject with tcp reset"])
+        else:
+            self._server.pause()
 
     def back(self, job: str) -> None:
-        """Let it go on."""
+        """Let it answer again."""
         del job
-        self._server.resume()
+        if self._network.has_faults:
+            self._network.heal(self._host)
+        else:
+            self._server.resume()
 
     def close(self) -> None:
         """End it."""
