@@ -7,6 +7,7 @@
 mod companion;
 mod expiry;
 mod live;
+mod row_step;
 mod transfer;
 mod user_update;
 
@@ -25,6 +26,7 @@ use crate::stream::TransactionId;
 use crate::transaction::{Batch, Change, Update};
 
 use live::Live;
+use row_step::{FreshState, RowStep};
 pub use transfer::{PlainRows, RowLayout, SlotRows};
 
 /// Keys that are looked up together.
@@ -490,6 +492,7 @@ impl Table {
         id: TransactionId,
     ) {
         self.ensure_maps();
+        let fresh = FreshState::new(self, id);
         for (&key, value) in keys.iter().zip(values.chunks_exact(self.elements)) {
             let hash = mix64(key);
             let (slot, row, created) = self.find_or_create(key, hash, None);
@@ -497,10 +500,7 @@ impl Table {
                 let words = self.maps[slot].values_mut(row);
                 let (weights, state) = words.split_at_mut(self.weight_words);
                 storage::encode(self.spec.storage, value, weights);
-                let (own, rest) = state.split_at_mut(self.optimizer_words);
-                optimizer.init_state(bytemuck::cast_slice_mut(own));
-                let compensation = self.spec.compensation;
-                compensation.init_state(bytemuck::cast_slice_mut(rest), id);
+                fresh.write(optimizer, state);
             }
         }
     }
@@ -571,16 +571,6 @@ impl Table {
     }
 }
 
-/// A gradient as if it had been computed with these weights: of a row that its push creates, nothing
-/// has moved, whatever its client read.
-#[cold]
-fn unmoved<'a>(gradient: &[f32], weights: &[f32], scratch: &'a mut Vec<f32>) -> &'a [f32] {
-    scratch.clear();
-    scratch.extend_from_slice(&gradient[..weights.len()]);
-    scratch.extend_from_slice(weights);
-    scratch
-}
-
 /// The optimizer's kernel over a batch, compiled once per optimizer.
 struct PlainUpdate<'a> {
     table: &'a mut Table,
@@ -615,13 +605,9 @@ impl PlainUpdate<'_> {
             moment,
         } = self;
         table.ensure_maps();
-        let (elements, weight_words, storage) =
-            (table.elements, table.weight_words, table.spec.storage);
-        let (own_words, compensation) = (table.optimizer_words, table.spec.compensation);
-        let compares = moment.compensation.delay().is_some();
-        let in_place = storage::is_plain(storage);
-        let mut scratch = vec![0f32; if in_place { 0 } else { elements }];
-        let mut there = Vec::new();
+        let weight_words = table.weight_words;
+        let step = RowStep::new(table, optimizer, moment, learning_rate_scale);
+        let mut scratch = step.scratch(table.elements);
         let mut places = [Place::default(); BLOCK];
         for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * width)) {
             table.look_up(block, &mut places);
@@ -629,39 +615,9 @@ impl PlainUpdate<'_> {
                 block.iter().zip(&places).zip(gradients.chunks_exact(width))
             {
                 let (slot, row, created) = table.find_or_create(key, hash, suggested);
-                let words = table.maps[slot].values_mut(row);
-                let (weights, state) = words.split_at_mut(weight_words);
-                let state: &mut [f32] = bytemuck::cast_slice_mut(state);
-                if created {
-                    let (own, rest) = state.split_at_mut(own_words);
-                    optimizer.init_state(own);
-                    compensation.init_state(rest, moment.id);
-                }
-                if in_place {
-                    let weights: &mut [f32] = bytemuck::cast_slice_mut(weights);
-                    if created {
-                        table.initializer.fill(key, weights);
-                    }
-                    let gradient = if created && compares {
-                        unmoved(gradient, weights, &mut there)
-                    } else {
-                        gradient
-                    };
-                    optimizer.update(weights, state, gradient, learning_rate_scale);
-                } else {
-                    if created {
-                        table.initializer.fill(key, &mut scratch);
-                        storage::encode(storage, &scratch, weights);
-                    }
-                    storage::decode(storage, weights, &mut scratch);
-                    let gradient = if created && compares {
-                        unmoved(gradient, &scratch, &mut there)
-                    } else {
-                        gradient
-                    };
-                    optimizer.update(&mut scratch, state, gradient, learning_rate_scale);
-                    storage::encode(storage, &scratch, weights);
-                }
+                let words = table.maps[slot].values_mut(row).split_at_mut(weight_words);
+                let begins = created.then_some((&table.initializer, key));
+                step.apply(words, begins, gradient, &mut scratch);
             }
         }
     }

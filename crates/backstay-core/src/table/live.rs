@@ -3,8 +3,9 @@
 //! `companion` counts keys without a row, `expiry` has the rows that go. See docs/adr/0013.
 
 use super::companion::{Counters, Judge};
+use super::row_step::{FreshState, RowStep};
 use super::user_update::Met;
-use super::{unmoved, Moment, Place, Table, BLOCK};
+use super::{Moment, Place, Table, BLOCK};
 use crate::compensation::{Compensated, Compensation, RevisedAdagrad};
 use crate::error::Refusal;
 use crate::expression::{Program, Statistic};
@@ -227,6 +228,7 @@ impl Table {
     ) {
         let Some(live) = &self.live else { return };
         let statistics = live.statistics;
+        let fresh = FreshState::new(self, moment.id);
         let seen = Seen {
             show: 0.0,
             ..Seen::once(moment.time)
@@ -242,12 +244,9 @@ impl Table {
             }
             let words = self.maps[slot].values_mut(row);
             let (weights, state) = words.split_at_mut(self.weight_words);
-            let (own, rest) = state.split_at_mut(self.optimizer_words);
+            let (state, counted) = state.split_at_mut(self.kept_words);
             storage::encode(self.spec.storage, value, weights);
-            optimizer.init_state(bytemuck::cast_slice_mut(own));
-            let (kept, counted) = rest.split_at_mut(self.kept_words - self.optimizer_words);
-            let compensation = self.spec.compensation;
-            compensation.init_state(bytemuck::cast_slice_mut(kept), moment.id);
+            fresh.write(optimizer, state);
             counted.fill(0);
             statistics.count(counted, seen);
         }
@@ -284,10 +283,9 @@ impl LiveUpdate<'_> {
             return 0;
         };
         let mut judge = Judge::new(&live, self.moment.time);
-        let (elements, gradient) = (self.table.elements, self.gradient_values());
-        let plain = storage::is_plain(self.table.spec.storage);
-        let mut scratch = vec![0f32; if plain { 0 } else { elements }];
-        let mut there = Vec::new();
+        let gradient = self.gradient_values();
+        let step = RowStep::new(self.table, optimizer, self.moment, self.learning_rate_scale);
+        let mut scratch = step.scratch(self.table.elements);
         let mut places = [Place::default(); BLOCK];
         let mut not_admitted = 0;
         for (block, values) in self
@@ -303,20 +301,22 @@ impl LiveUpdate<'_> {
                 .zip(values.chunks_exact(self.width))
             {
                 let seen = self.seen(value);
-                match self.find_or_admit(&live, &mut judge, key, place, seen) {
-                    Some(found) => {
-                        self.update(
-                            optimizer,
-                            &live,
-                            key,
-                            found,
-                            seen,
-                            &value[..gradient],
-                            (&mut scratch, &mut there),
-                        );
-                    }
-                    None => not_admitted += 1,
+                let Some((slot, row, begin)) =
+                    self.find_or_admit(&live, &mut judge, key, place, seen)
+                else {
+                    not_admitted += 1;
+                    continue;
+                };
+                let table = &mut *self.table;
+                let words = table.maps[slot].values_mut(row);
+                let (weights, state) = words.split_at_mut(table.weight_words);
+                let (state, counted) = state.split_at_mut(table.kept_words);
+                if let Some(begin) = begin {
+                    live.statistics.count(counted, begin);
                 }
+                live.statistics.count(counted, seen);
+                let begins = begin.map(|_| (&table.initializer, key));
+                step.apply((weights, state), begins, &value[..gradient], &mut scratch);
             }
         }
         not_admitted
@@ -443,59 +443,5 @@ impl LiveUpdate<'_> {
             (_, None) => None,
         };
         begin.map(|begin| (slot, self.table.create(slot, key, place.hash), Some(begin)))
-    }
-
-    #[inline]
-    #[allow(clippy::too_many_arguments)] // Apart, they are what the loop has at hand.
-    fn update<O: RowOptimizer>(
-        &mut self,
-        optimizer: &O,
-        live: &Live,
-        key: u64,
-        (slot, row, begin): Found,
-        seen: Seen,
-        gradient: &[f32],
-        (scratch, there): (&mut [f32], &mut Vec<f32>),
-    ) {
-        let compares = self.moment.compensation.delay().is_some();
-        let table = &mut *self.table;
-        let words: &mut [u32] = table.maps[slot].values_mut(row);
-        let (weights, state) = words.split_at_mut(table.weight_words);
-        let (state, counted) = state.split_at_mut(table.kept_words);
-        let state: &mut [f32] = bytemuck::cast_slice_mut(state);
-        if let Some(begin) = begin {
-            let (own, rest) = state.split_at_mut(table.optimizer_words);
-            optimizer.init_state(own);
-            table.spec.compensation.init_state(rest, self.moment.id);
-            live.statistics.count(counted, begin);
-        }
-        live.statistics.count(counted, seen);
-        let scale = self.learning_rate_scale;
-        if scratch.is_empty() {
-            let weights: &mut [f32] = bytemuck::cast_slice_mut(weights);
-            if begin.is_some() {
-                table.initializer.fill(key, weights);
-            }
-            let gradient = if begin.is_some() && compares {
-                unmoved(gradient, weights, there)
-            } else {
-                gradient
-            };
-            optimizer.update(weights, state, gradient, scale);
-        } else {
-            let storage = table.spec.storage;
-            if begin.is_some() {
-                table.initializer.fill(key, scratch);
-                storage::encode(storage, scratch, weights);
-            }
-            storage::decode(storage, weights, scratch);
-            let gradient = if begin.is_some() && compares {
-                unmoved(gradient, scratch, there)
-            } else {
-                gradient
-            };
-            optimizer.update(scratch, state, gradient, scale);
-            storage::encode(storage, scratch, weights);
-        }
     }
 }
