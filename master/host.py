@@ -29,7 +29,7 @@ from backstay.consensus.store import CoordinationStore, Delete, Txn
 from backstay.consensus.store.follow import FencingToken
 from backstay.consensus.store.remote import RemoteStore
 from backstay.control_server import ControlServer
-from backstay.data.opening import open_stream
+from backstay.data.opening import open_source
 from backstay.errors import (
     ConfigError,
     DataError,
@@ -46,13 +46,13 @@ from backstay.master.exporting import JobExport
 from backstay.master.hosted_launcher import ExitsSeen, HostedLauncher, LaunchHandler
 from backstay.master.job import Job, open_job
 from backstay.master.journal import Journal
+from backstay.master.lag_report import LagReport
 from backstay.master.leadership import Leadership
 from backstay.master.prometheus import serve_metrics
 from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
+from backstay.master.source_poll import SourcePoll
 from backstay.master.status import job_status
-from backstay.master.stream_poll import StreamPoll
-from backstay.master.stream_report import StreamReport
 from backstay.master.upkeep import RowUpkeep
 from backstay.tasks import end_tasks
 
@@ -255,7 +255,7 @@ class MasterHost:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
         training = self._spec.training
-        source = open_stream(training) if training and self._spec.is_stream else None
+        source = open_source(training) if training and self._spec.is_stream else None
         job = await self._open_job(checkpoints)
         job.stage_state()
         saving = Saving(job, self._spec.name, checkpoints, servers_end=self._config.servers_end)
@@ -287,10 +287,10 @@ class MasterHost:
         }
         if export is not None:
             works["the export"] = export.run()
-        report: StreamReport | None = None
+        report: LagReport | None = None
         if source is not None:
-            report = StreamReport(job, source)
-            works |= {"the training data": StreamPoll(job, source).run(), "the lag": report.run()}
+            report = LagReport(job, source)
+            works |= {"the training data": SourcePoll(job, source).run(), "the lag": report.run()}
         background = [asyncio.create_task(work, name=name) for name, work in works.items()]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         metrics = asyncio.create_task(

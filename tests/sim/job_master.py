@@ -253,7 +253,7 @@ class SimMaster:
             self.queue.after(POLL, partial(self.handle, self._poll))
 
     def _poll(self) -> None:
-        """Take what has come, as ``StreamPoll`` does."""
+        """Take what has come, as ``SourcePoll`` does."""
         job, ends = self.job, self.book.ends()
         assert job is not None
         assert ends is not None

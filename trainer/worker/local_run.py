@@ -24,7 +24,7 @@ from backstay.cluster.upkeep import EndedPass, end_pass, keeps_rows_of
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Reader, open_reader
-from backstay.data.opening import open_stream
+from backstay.data.opening import open_source
 from backstay.errors import BackstayError, ConfigError, DataUnavailable, JobError, NonFiniteLoss
 from backstay.job.callbacks import Callbacks, Evaluation, TaskReport
 from backstay.job.model_definition import (
@@ -281,7 +281,7 @@ class LocalRun:
             return
         self._ask_s = time.monotonic() + ASK_S
         if self._source is None:
-            self._source = open_stream(training)
+            self._source = open_source(training)
         if job.wants_start:
             job.begin_stream(self._source.start())
         look = self._source.look(job.stream.positions)

@@ -47,7 +47,7 @@ _OPTIONS: Mapping[str, type] = {
     "settings": Mapping,
     "settings_file": str,
     "timeout_s": int,
-    # Of data without an end only; ``KafkaStream`` has it.
+    # Of data without an end only; ``KafkaSource`` has it.
     "group": str,
 }
 TIMEOUT_S = 60

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from backstay.data.closed_folders import ClosedFolders
     from backstay.data.source import Source
 
-__all__ = ["files_of", "kind_of", "open_reader", "open_stream"]
+__all__ = ["files_of", "kind_of", "open_reader", "open_source"]
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -81,7 +81,7 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None, grows: bool
 
         return KafkaReader(data.paths, options)
     if grows:
-        from backstay.data.folder_stream import FolderReader
+        from backstay.data.folder_source import FolderReader
 
         return FolderReader(*_folders(data))
     files = files_of(data)
@@ -107,19 +107,19 @@ def _file_reader(kind: str, files: FileSet, options: Mapping[str, Any]) -> Reade
     return ParquetReader(files, options) if kind == "parquet" else ArrowReader(files, options)
 
 
-def open_stream(data: DataSpec) -> Source:
+def open_source(data: DataSpec) -> Source:
     """Return what tells where data without an end begin and end now.
 
     Raises:
         ConfigError: An option is wrong, a package is missing, or the kind has no such data.
     """
     if data.kind == "kafka":
-        from backstay.data.kafka_stream import KafkaStream
+        from backstay.data.kafka_source import KafkaSource
 
-        return KafkaStream(data.paths, data.options)
-    from backstay.data.folder_stream import FolderStream
+        return KafkaSource(data.paths, data.options)
+    from backstay.data.folder_source import FolderSource
 
-    return FolderStream(*_folders(data))
+    return FolderSource(*_folders(data))
 
 
 def _folders(data: DataSpec) -> tuple[ClosedFolders, Callable[[FileSet], Reader]]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backstay.data import Reader, open_reader
-from backstay.data.opening import open_stream
+from backstay.data.opening import open_source
 from backstay.errors import BackstayError, ConfigError, DataError
 from backstay.job import model_definition
 from backstay.job.data_scan import first_look
@@ -88,7 +88,7 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
         try:
             if spec.grows(name):
                 # There need be no record yet.
-                source = open_stream(data)
+                source = open_source(data)
                 warnings.append(source.look(source.start()).trouble)
                 source.close()
                 continue

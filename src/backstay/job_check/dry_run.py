@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backstay.data import open_reader
-from backstay.data.opening import open_stream
+from backstay.data.opening import open_source
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_check.check import check_data, check_folders, load_definition
 from backstay.job_check.trial import Trial
@@ -135,7 +135,7 @@ def _tried(use: str, spec: JobSpec, definition: ModelDefinition, trial: Trial) -
 
 def _no_records(data: DataSpec) -> str:
     """Return why data without an end have no records yet."""
-    source = open_stream(data)
+    source = open_source(data)
     try:
         return source.look(source.start()).trouble or "there are no records yet"
     finally:

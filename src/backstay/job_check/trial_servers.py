@@ -130,7 +130,7 @@ class _TrialDirectory(Directory):
         del endpoint, deadline_ms
         return self.cluster()
 
-    def open_stream(
+    def open_source(
         self, endpoint: str, known_routing_version: int, known_paused: str
     ) -> RoutingStream:
         """Return a stream that brings nothing: nothing ever changes here."""

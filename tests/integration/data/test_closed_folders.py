@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from backstay.data import BadRecords, closed_folders
-from backstay.data.folder_stream import FILES_READ_MAX, FolderReader, FolderStream
-from backstay.data.opening import open_reader, open_stream
+from backstay.data.folder_source import FILES_READ_MAX, FolderReader, FolderSource
+from backstay.data.opening import open_reader, open_source
 from backstay.data.source import SourceLook
 from backstay.errors import ConfigError, DataChanged, DataUnavailable
 from backstay.job_spec import DataSpec
@@ -77,8 +77,8 @@ class Job:
     """What a job does with a source: it takes all, and knows what is over."""
 
     def __init__(self, data: DataSpec) -> None:
-        source, reader = open_stream(data), open_reader(data, grows=True)
-        assert isinstance(source, FolderStream)
+        source, reader = open_source(data), open_reader(data, grows=True)
+        assert isinstance(source, FolderSource)
         assert isinstance(reader, FolderReader)
         self.source, self.reader = source, reader
         self.positions = self.source.start()
@@ -272,7 +272,7 @@ def test_a_file_that_cannot_be_counted_holds_up_its_folder_and_is_told(tmp_path:
             (folder / "b.parquet").write_bytes(content)
         (folder / "_SUCCESS").touch()
     data = DataSpec(kind="parquet", paths=(f"{tmp_path}/*",), options={"look_s": 0.1})
-    source = open_stream(data)
+    source = open_source(data)
 
     def told() -> SourceLook | None:
         look = source.look(source.start())
@@ -292,11 +292,11 @@ def test_a_file_with_a_wrong_header_does_not_end_a_job_that_goes_on(tmp_path: Pa
     data = Storage(str(tmp_path), {})
     data.write("26/08/a.csv", b"n,n\n1,2\n")
     data.folder("26/08")
-    first = open_stream(data.data())
+    first = open_source(data.data())
     with pytest.raises(ConfigError, match="more than once in its header"):
         first.look(first.start())
     data.folder("26/07", a=1)
-    source = open_stream(data.data())
+    source = open_source(data.data())
     found: list[SourceLook] = []
 
     def told() -> bool:

@@ -16,8 +16,8 @@ from confluent_kafka import OFFSET_INVALID, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from backstay.data.kafka_stream import KafkaStream
-from backstay.data.opening import open_stream
+from backstay.data.kafka_source import KafkaSource
+from backstay.data.opening import open_source
 from backstay.errors import ConfigError, DataUnavailable
 from backstay.job_spec import DataSpec
 from backstay.master.job_client import JobClient
@@ -41,10 +41,10 @@ def topic(broker: KafkaBroker) -> str:
     return name
 
 
-def stream(broker: KafkaBroker, topic: str, **options: Any) -> KafkaStream:
+def stream(broker: KafkaBroker, topic: str, **options: Any) -> KafkaSource:
     data = DataSpec(kind="kafka", paths=(topic,), options={"brokers": [broker.address], **options})
-    found = open_stream(data)
-    assert isinstance(found, KafkaStream)
+    found = open_source(data)
+    assert isinstance(found, KafkaSource)
     return found
 
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_asked_is_an_error_that_names_it(broker: KafkaBroker, top
         stream(broker, "nowhere").ends()
     away = DataSpec(kind="kafka", paths=("t",), options={"brokers": ["127.0.0.1:1"]})
     with pytest.raises(DataUnavailable, match=r"127.0.0.1:1"):
-        open_stream(away).look({})
+        open_source(away).look({})
     with pytest.raises(ConfigError, match="name all partitions"):
         stream(broker, topic, start={f"{topic}/0": 1}).start()
 

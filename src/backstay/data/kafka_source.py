@@ -17,7 +17,7 @@ from backstay.data.kafka import KafkaReader
 from backstay.data.source import SourceLook
 from backstay.errors import ConfigError
 
-__all__ = ["KafkaStream"]
+__all__ = ["KafkaSource"]
 
 # The job master asks again and again, so a call need not wait for long.
 STREAM_TIMEOUT_S = 5.0
@@ -25,7 +25,7 @@ STREAM_TIMEOUT_S = 5.0
 AGED_MAX = 64
 
 
-class KafkaStream(KafkaReader):
+class KafkaSource(KafkaReader):
     """Topics that grow. See ``Source`` for its threads.
 
     A call takes no longer than some seconds for each partition, so that whoever asks again and

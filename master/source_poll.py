@@ -16,7 +16,7 @@ from backstay.errors import BackstayError, DataError, StoreUnavailable
 from backstay.job_engine.events.streams import PlannedTake
 from backstay.master.job import Job
 
-__all__ = ["StreamPoll"]
+__all__ = ["SourcePoll"]
 
 ASK_S = 1.0
 # Between two looks at what was told before: a new period has no tasks until something is taken.
@@ -26,7 +26,7 @@ WRITE_LIMIT_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class StreamPoll:
+class SourcePoll:
     """Has one job take what its source has; belongs to one event loop."""
 
     def __init__(self, job: Job, source: Source) -> None:

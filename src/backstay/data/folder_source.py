@@ -22,7 +22,7 @@ from backstay.data.source import SourceLook
 from backstay.errors import BackstayError, DataError, DataUnavailable, InvalidRequest
 from backstay.listing import listed
 
-__all__ = ["FolderReader", "FolderStream", "NamedFiles"]
+__all__ = ["FolderReader", "FolderSource", "NamedFiles"]
 
 # What a look waits for a count that has begun.
 COUNT_WAIT_S = 0.5
@@ -56,7 +56,7 @@ class NamedFiles(FileSet):
         return self._of.file(name)
 
 
-class FolderStream:
+class FolderSource:
     """Closed folders, for the job master; a ``Source``.
 
     Args:

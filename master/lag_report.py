@@ -18,7 +18,7 @@ from backstay.data.source import Source
 from backstay.errors import BackstayError
 from backstay.master.job import Job
 
-__all__ = ["StreamReport"]
+__all__ = ["LagReport"]
 
 REPORT_S = 5.0
 # The last report, when the job is over.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class StreamReport:
+class LagReport:
     """Reports of one job; belongs to one event loop."""
 
     def __init__(self, job: Job, source: Source, unix_s: Callable[[], float] = time.time) -> None:

@@ -16,11 +16,11 @@ from backstay.data.source import SourceLook
 from backstay.errors import ConfigError, DataUnavailable
 from backstay.job_engine.values import Failure
 from backstay.job_spec import JobSpec
-from backstay.master import stream_poll
+from backstay.master import source_poll
 from backstay.master.job import Job
+from backstay.master.lag_report import LagReport
+from backstay.master.source_poll import SourcePoll
 from backstay.master.status import job_status, recorded_dead_letters, recorded_status
-from backstay.master.stream_poll import StreamPoll
-from backstay.master.stream_report import StreamReport
 from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_engine.stream_jobs import stream_spec
 from tests.unit.job_records_of import DURABLE_S, KEYS, do_one, master_of
@@ -31,7 +31,7 @@ OWN = MasterRecord("127.0.0.1:1", 1, "here", 1)
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_poll, "ASK_S", 0.005)
+    monkeypatch.setattr(source_poll, "ASK_S", 0.005)
 
 
 def spec_of(**fields: Any) -> JobSpec:
@@ -77,7 +77,7 @@ class Topic:
 @asynccontextmanager
 async def polled(job: Job, topic: Topic) -> AsyncIterator[None]:
     job.now = asyncio.get_running_loop().time
-    polling = asyncio.create_task(StreamPoll(job, topic).run())
+    polling = asyncio.create_task(SourcePoll(job, topic).run())
     try:
         yield
     finally:
@@ -170,7 +170,7 @@ def test_the_lag_is_told_in_seconds_too_and_offsets_are_shown_to_others() -> Non
     async def scenario(backend: MemoryBackend) -> None:
         topic = Topic()
         async with master_of(MemoryStore(backend), spec_of(), 1) as (_, job), polled(job, topic):
-            report = StreamReport(job, topic, lambda: 1000.0)
+            report = LagReport(job, topic, lambda: 1000.0)
             await report.report()
             assert not status_of(job).stream.HasField("lag_s")
             await until(lambda: job.stream.lag is not None)
@@ -203,7 +203,7 @@ def test_a_commit_that_fails_is_a_warning_and_is_tried_again(
     async def scenario(backend: MemoryBackend) -> None:
         topic = Topic()
         async with master_of(MemoryStore(backend), spec_of(), 1) as (_, job), polled(job, topic):
-            report = StreamReport(job, topic)
+            report = LagReport(job, topic)
             topic.refusal = DataUnavailable("consumer group g: not authorized")
             await until(lambda: job.stream.lag is not None)
             topic.end = 8
