@@ -34,6 +34,8 @@ POLL_S = 0.2
 # The longest pause between two tries of an element that is damaged or out of reach.
 RETRY_S_MAX = 5.0
 WAIT_S = 30.0
+# ``close`` waits so long for what is under way: a storage may hang.
+CLOSE_S = 5.0
 NO_BASE = (
     "no running export (`exports` of a job, `pserverctl export start`) has written one; a model of "
     "`backstay export` is loaded without follow=True"
@@ -91,7 +93,8 @@ class Follower:
             url: The folder or URL that ``pserverctl export start`` names.
             options: For fsspec's file system.
             poll_s: Seconds from one look for new elements to the next.
-            wait_s: How long to wait for a base. Default: 30 s.
+            wait_s: How long to wait for a base, and then for the increments that are there; later
+                ones are taken while it serves. Default: 30 s.
 
         Raises:
             ConfigError: There is no such protocol, or a number is out of range.
@@ -105,7 +108,9 @@ class Follower:
             )
         self._folder = ExportFolder(url, options)
         self._poll_s = poll_s
-        self._scratch = tempfile.TemporaryDirectory(prefix="backstay-follower-")
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="backstay-follower-", ignore_cleanup_errors=True
+        )
         # Replaced as a whole: a reader has the old version or the new one.
         self._version: Version | None = None
         # Whether all that was there, when there was a base first, was looked at.
@@ -121,7 +126,7 @@ class Follower:
         self._thread.start()
         with self._changed:
             if self._changed.wait_for(lambda: self._number() > 0, wait_s):
-                self._changed.wait_for(lambda: self._has_looked)
+                self._changed.wait_for(lambda: self._has_looked, wait_s)
                 return
         self.close()
         raise CheckpointNotFound(
@@ -199,7 +204,7 @@ class Follower:
     def close(self) -> None:
         """Stop following. Lookups go on, with the rows as they are."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
         self._scratch.cleanup()
 
     def __enter__(self) -> Follower:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from backstay.checkpoint import remote
-from backstay.checkpoint.element import kind_of, number_of
+from backstay.checkpoint.element import Element, kind_of, number_of
 from backstay.checkpoint.export_folder import ExportFolder
 from backstay.errors import CheckpointNotFound, ConfigError, ExportRefused, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
+from backstay.serving import follower as follower_module
 from backstay.tables import SGD, Adagrad, Expiry, Lifetime, Score, TableSpec
 from backstay.trainer import Client
 from tests.integration.exporting import (
@@ -395,6 +396,38 @@ def test_nothing_is_lost_or_goes_back_while_masters_and_the_controller_are_kille
         assert len(chains) == 1, "no death begins a chain"
     with Follower(folder) as late:
         assert late.table("n").lookup(KEYS[:300]).min() >= total
+
+
+def test_a_storage_that_hangs_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "served"
+    with (
+        LocalCluster(1, settings=settings(tmp_path)) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        fill(client)
+        with exporting(cluster, folder):
+            client.push("wide", KEYS[:5], np.ones((5, 4)))
+            stop_export(cluster)
+    goes_on = threading.Event()
+    whole = ExportFolder.read
+
+    def read(there: ExportFolder, name: str) -> Element | None:
+        if kind_of(name) == "increment":
+            goes_on.wait()
+        return whole(there, name)
+
+    monkeypatch.setattr(ExportFolder, "read", read)
+    monkeypatch.setattr(follower_module, "CLOSE_S", 0.1)
+    try:
+        with Follower(folder, wait_s=2.0) as late:
+            assert len(late.table("wide")) == len(KEYS)
+        monkeypatch.setattr(ExportFolder, "names", lambda _: goes_on.wait())
+        with pytest.raises(CheckpointNotFound, match="no base"):
+            Follower(folder, wait_s=0.1)
+    finally:
+        goes_on.set()
 
 
 def test_a_folder_that_is_away_is_waited_for(tmp_path: Path) -> None:
