@@ -170,7 +170,7 @@ def test_another_function_is_refused_and_a_pulls_may_change() -> None:
         first = TableSpec.sparse("u", DIM, optimizer=UserOptimizer.of(adagrad, learning_rate=0.5))
         client.create_table(first)
         other = UserOptimizer.of(clipped_by_norm, learning_rate=0.5)
-        with pytest.raises(TableConflict, match=r"optimizer\.user\.expression") as raised:
+        with pytest.raises(TableConflict, match=r"optimizer\.user: another function") as raised:
             client.create_table(TableSpec.sparse("u", DIM, optimizer=other), update_settings=True)
         assert len(str(raised.value)) < 2_500
         refused = ctl(cluster, "tables", "set", "u", "expression=1")
@@ -348,7 +348,7 @@ def test_another_function_of_a_lifetime_is_refused() -> None:
         client.create_table(TableSpec.sparse("liked", 2, lifetime=LIKED))
         score = ScoreFunction.of(lambda last_seen, show, click: show + click + last_seen)
         for changed, says in (
-            ({"score": score}, r"lifetime\.score\.function\.expression"),
+            ({"score": score}, r"lifetime\.score\.function: another function"),
             ({"score": ScoreFunction.of(liking, of_click=9.0)}, r"settings\.of_click: 2\.0 there"),
             ({"score": None}, r"lifetime\.score\.function"),
             ({"admission": AdmissionFunction.of(again, day=1.0)}, r"settings\.day: 86400\.0 there"),
