@@ -70,7 +70,8 @@ class Expired:
         score: Rows whose score is too low.
         norm: Rows whose weights have too low a norm.
         counters: Counters of keys without a row that are too old.
-        slots: How many slots have done it.
+        slots: How many slots have told what they removed. Fewer than there are: the answer of some
+            was lost with its server, and the counts lack what it had removed.
     """
 
     unseen: int

@@ -297,7 +297,10 @@ def test_rows_come_and_go_by_functions_while_masters_die(
                 assert client.decay(table, period=number) == SLOTS
                 counted = client.expire(table, dry_run=True)
                 gone = model.expire()
-                assert counted.score == client.expire(table).score == gone
+                told = client.expire(table)
+                assert counted.score == gone
+                # The answer of a slot may be lost with its master: a retry counts nothing.
+                assert told.score == gone or (told.score < gone and told.slots < SLOTS)
                 expired += gone
                 assert weights() == model.weights()
             if number in (10, 19):
