@@ -165,7 +165,9 @@ def test_every_mode_counts_each_record_once(
     extra = KILLED_AT_BATCH
     if mode.kind == "geo":
         extra += "\n\ndef optimizer(parameters):\n    return torch.optim.SGD(parameters, lr=0.1)\n"
-    spec = job(tmp_path, f"predicted-{mode.kind}", "torch", extra, mode=mode)
+    # In sync w-3 must not have done all of it before w-0 has begun.
+    epochs = 4 if mode.kind == "sync" else 1
+    spec = job(tmp_path, f"predicted-{mode.kind}", "torch", extra, mode=mode, epochs=epochs)
     with JobProcesses(cluster, spec, tmp_path) as processes:
         if mode.kind == "sync":
             # All work at each step: a follower, or the leader, goes.
@@ -176,7 +178,7 @@ def test_every_mode_counts_each_record_once(
         processes.start_worker("w-2")
         status = processes.over()
         assert status.state == "done", status.reason
-    assert status.progressive.examples == RECORDS
+    assert status.progressive.examples == epochs * RECORDS
 
 
 def test_an_alert_stops_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
