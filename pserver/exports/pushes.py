@@ -16,6 +16,9 @@ from backstay.pserver.peers import PeerCalls
 
 __all__ = ["PushCounts", "most_since"]
 
+# A node that hangs keeps its lease for longer than an increment may wait for a count.
+ANSWER_S = 1.0
+
 
 def most_since(then: Mapping[str, int], now: Mapping[str, int]) -> int:
     """Return how many pushes the busiest node has applied between two counts. Pure.
@@ -49,8 +52,9 @@ class PushCounts:
 
     async def _of(self, node: MemberRecord) -> int | None:
         try:
-            answer = await self._calls.node_stats(node.control_address)
-        except BackstayError:
+            call = self._calls.node_stats(node.control_address)
+            answer = await asyncio.wait_for(call, ANSWER_S)
+        except (BackstayError, asyncio.TimeoutError):
             return None
         count: int = json.loads(answer.data_plane_json)["pushes_applied"]
         return count

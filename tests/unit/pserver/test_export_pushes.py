@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from backstay.pserver.exports.pushes import most_since
+from backstay.pserver.exports import pushes
+from backstay.pserver.exports.pushes import PushCounts, most_since
 
 
 @pytest.mark.parametrize(
@@ -22,3 +28,19 @@ from backstay.pserver.exports.pushes import most_since
 )
 def test_the_busiest_node_counts(now: dict[str, int], most: int) -> None:
     assert most_since({"a": 10, "b": 20}, now) == most
+
+
+def test_a_node_that_hangs_holds_up_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushes, "ANSWER_S", 0.01)
+
+    class Calls:
+        async def node_stats(self, address: str) -> Any:
+            if address == "hangs":
+                await asyncio.Event().wait()
+            return SimpleNamespace(data_plane_json=json.dumps({"pushes_applied": 7}))
+
+    nodes = {name: SimpleNamespace(node_id=name, control_address=name) for name in ("hangs", "b")}
+    view: Any = SimpleNamespace(snapshot=lambda: SimpleNamespace(members=nodes))
+    calls: Any = Calls()
+    counted = asyncio.run(asyncio.wait_for(PushCounts(view, calls).now(), 30.0))
+    assert counted == {"b": 7}
