@@ -23,7 +23,7 @@ from backstay.addresses import split_address
 from backstay.errors import ListenError
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
-from backstay.metrics_endpoint import MetricsEndpoint
+from backstay.metrics_endpoint import MetricsEndpoint, doubling_buckets
 
 __all__ = ["JobCollector", "serve_metrics"]
 
@@ -124,9 +124,8 @@ def _staleness(status: job_pb2.JobStatus, job: str) -> Metric:
     for name, some in by_name.items():
         lists = [one.staleness_buckets for one in some]
         counts = [sum(column) for column in itertools.zip_longest(*lists, fillvalue=0)]
-        edges = [*(str(2.0**number - 1) for number in range(len(counts) - 1)), "+Inf"]
-        buckets = list(zip(edges, itertools.accumulate(counts), strict=True))
-        family.add_metric([job, name], buckets, float(sum(one.staleness_sum for one in some)))
+        total = float(sum(one.staleness_sum for one in some))
+        family.add_metric([job, name], doubling_buckets(counts), total)
     return family
 
 

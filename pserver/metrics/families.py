@@ -27,6 +27,7 @@ from backstay._version import __version__
 from backstay.consensus import ClusterSnapshot, NodeRecord
 from backstay.consensus.clock import clock_s
 from backstay.consensus.records import CLUSTER_STATUSES, NO_MASTER
+from backstay.metrics_endpoint import doubling_buckets
 from backstay.pserver.client.inspection import roles_of_nodes
 from backstay.pserver.metrics.export_figures import ExportFigures
 from backstay.pserver.metrics.figures import FAILOVER_BOUNDS_S, ControlFigures, Durations
@@ -424,10 +425,7 @@ def _staleness(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     unknown = {}
     for table in tables:
         told, name = table["staleness"], table["spec"]["name"]
-        counts = told["buckets"]
-        names = [*(str(2.0**number - 1) for number in range(len(counts) - 1)), "+Inf"]
-        buckets = list(zip(names, itertools.accumulate(counts), strict=True))
-        family.add_metric([name], buckets, told["sum"])
+        family.add_metric([name], doubling_buckets(told["buckets"]), told["sum"])
         unknown[name] = told["unknown"]
     yield family
     yield _counters(

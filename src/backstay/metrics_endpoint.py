@@ -7,9 +7,10 @@ errors and addresses, and serves whatever collector and checks it is given.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from socketserver import TCPServer, ThreadingMixIn
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ from prometheus_client.registry import Collector
 from backstay.addresses import split_address
 from backstay.errors import ListenError
 
-__all__ = ["Check", "MetricsEndpoint"]
+__all__ = ["Check", "MetricsEndpoint", "doubling_buckets"]
 
 # Returns what is wrong; empty: nothing.
 Check = Callable[[], str]
@@ -30,6 +31,16 @@ Check = Callable[[], str]
 # A scrape is short, and few come at once: more than this is not a Prometheus.
 REQUESTS_AT_ONCE_MAX = 8
 REQUEST_TIMEOUT_S = 5.0
+
+
+def doubling_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return a Prometheus histogram's upper bounds, each with the count up to it.
+
+    Args:
+        counts: Of 0, of 1, of 2 to 3, of 4 to 7, and so on; the last one is of all above.
+    """
+    bounds = [*(str(2.0**number - 1) for number in range(len(counts) - 1)), "+Inf"]
+    return list(zip(bounds, itertools.accumulate(counts), strict=True))
 
 
 class _Handler(WSGIRequestHandler):
