@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from backstay.errors import InvalidRequest
 from backstay.json_record import JsonRecord
 
-__all__ = ["EVERY_S_MIN", "ExportRecord", "TopicRecord", "tables_of_exports"]
+__all__ = ["EVERY_PUSHES_MAX", "EVERY_S_MIN", "ExportRecord", "TopicRecord", "tables_of_exports"]
 
 EVERY_S_MIN = 0.1
 EVERY_S_MAX = 86_400.0

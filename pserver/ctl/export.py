@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from backstay.checkpoint import remote_exports
 from backstay.checkpoint.remote_exports import ExportTopic, RunningExport
+from backstay.consensus.records.exports import EVERY_PUSHES_MAX
 from backstay.errors import DeadlineExceeded
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import ClusterInspection
@@ -68,7 +69,7 @@ def export() -> None:
 )
 @click.option(
     "--every-pushes",
-    type=int,
+    type=click.IntRange(0, EVERY_PUSHES_MAX),
     default=0,
     metavar="N",
     help="Earlier, when a server has applied so many pushes since the last increment.",

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.exports import pushes
 from backstay.pserver.exports.pushes import PushCounts, most_since
 
@@ -44,3 +46,11 @@ def test_a_node_that_hangs_holds_up_no_count(monkeypatch: pytest.MonkeyPatch) ->
     calls: Any = Calls()
     counted = asyncio.run(asyncio.wait_for(PushCounts(view, calls).now(), 30.0))
     assert counted == {"b": 7}
+
+
+@pytest.mark.parametrize("wrong", ["-1", "1.5", str(10**12 + 1)])
+def test_a_number_of_pushes_out_of_range_is_refused_before_it_is_sent(wrong: str) -> None:
+    words = ["export", "start", "a", "/served", "--every-pushes", wrong]
+    refused = CliRunner().invoke(pserverctl, words)
+    assert refused.exit_code == 2
+    assert "--every-pushes" in refused.stderr
