@@ -1,6 +1,7 @@
-"""How many pushes the servers have applied, for exports that write an increment by pushes.
+"""Counts the pushes that the servers have applied, for exports that go by pushes.
 
-Asks the nodes for their figures. It decides nothing, and a node that does not answer is left out.
+Asks the nodes for their figures, and leaves out a node that does not answer. It may import the view
+of the cluster and the calls to its nodes; it never writes and decides nothing.
 """
 
 from __future__ import annotations
