@@ -1,10 +1,18 @@
-"""Options of every test run: a share of the tests, chosen by a seed."""
+"""Options of every test run: a share of the tests by a seed, workers, Hypothesis' examples."""
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
+from hypothesis import settings
+
+from tests.examples import examples
+
+# An example may wait for a core that another test has.
+settings.register_profile("backstay", max_examples=examples(100), deadline=None)
+settings.load_profile("backstay")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,3 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for number, item in enumerate(items) if number not in kept]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for number, item in enumerate(items) if number in kept]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Start two workers for each core where `-n auto` is given: most tests wait."""
+    return 2 * (os.cpu_count() or 1)

@@ -15,6 +15,8 @@ from backstay.consensus.records.settings import ClusterSettings
 from backstay.pserver import local_cli, serve_cli
 from backstay.pserver.ctl import cli as ctl_cli
 
+pytestmark = pytest.mark.gates
+
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGE = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
 COMMANDS_PAGE = (REFERENCE / "cli.md").read_text(encoding="utf-8")

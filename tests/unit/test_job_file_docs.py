@@ -29,6 +29,8 @@ from backstay.job_spec import (
 from backstay.kubernetes_spec import KubernetesSpec, MoreMemorySpec, PodSpec, ScheduleSpec
 from backstay.settings import nested_kind
 
+pytestmark = pytest.mark.gates
+
 PAGE_PATH = Path(__file__).resolve().parents[2] / "docs" / "reference" / "job-file.md"
 PAGE = PAGE_PATH.read_text(encoding="utf-8") if PAGE_PATH.exists() else ""
 # (heading, what it tells, what stands before the names)
