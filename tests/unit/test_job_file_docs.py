@@ -26,7 +26,7 @@ from backstay.job_spec import (
     ServersSpec,
     WorkersSpec,
 )
-from backstay.kubernetes_spec import KubernetesSpec, MoreMemorySpec, PodSpec, ScheduleSpec
+from backstay.kubernetes.spec import KubernetesSpec, MoreMemorySpec, PodSpec, ScheduleSpec
 from backstay.settings import nested_kind
 
 PAGE_PATH = Path(__file__).resolve().parents[2] / "docs" / "reference" / "job-file.md"
