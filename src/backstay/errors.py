@@ -169,7 +169,8 @@ class ServerEndedError(BackstayError):
 class TakenForDead(BackstayError):
     """The cluster took this server for dead and gave its slots to others.
 
-    Its process ends; start it again. What it has in memory is worthless now, even if the cluster was wrong.
+    Its process ends; start it again. What it has in memory is worthless now, even if the cluster
+    was wrong.
     """
 
 
@@ -316,8 +317,8 @@ class StoreAuthError(StoreError):
 class StoreDataLost(StoreError):
     """The store lost what it had confirmed, or another store answers.
 
-    Repair it, then restart the nodes. A store that was wiped or restored from an old copy must not be relied on: leases and
-    elections that it hands out could exist twice.
+    Repair it, then restart the nodes. A store that was wiped or restored from an old copy must not
+    be relied on: leases and elections that it hands out could exist twice.
     """
 
 
