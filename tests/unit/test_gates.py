@@ -331,7 +331,8 @@ def test_generated_code_that_was_edited_is_named(tmp_path: Path) -> None:
 
 
 def test_documentation_with_a_broken_link_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("docs", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as index:
         index.write("\n[nowhere](nowhere.md)\n")

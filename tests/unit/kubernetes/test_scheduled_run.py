@@ -7,16 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.kubernetes.test_submit import (
-    JOB,
-    NAME,
-    Cluster,
-    api_of,
-    never,
-    objects_of,
-    publish,
-    spec_of,
-)
 
 from backstay._proto.v1 import job_pb2
 from backstay.errors import BackstayError, ConfigError, JobError, JobRefused, KubernetesError
@@ -31,6 +21,16 @@ from backstay.kubernetes.submit import submit
 from backstay.master.hosted_launcher import ExitsSeen
 from backstay.runner.stop_signals import StopOrder
 from backstay.runner.supervisor import Outcome
+from tests.unit.kubernetes.test_submit import (
+    JOB,
+    NAME,
+    Cluster,
+    api_of,
+    never,
+    objects_of,
+    publish,
+    spec_of,
+)
 
 SCHEDULE = Owner(NAME, "cronjob-1", "CronJob")
 
