@@ -82,7 +82,7 @@ test-slow: install  ## run the tests that are marked slow: a wheel in a fresh en
 	EXAMPLES=all $(PYTEST) -m "(slow or hypothesis) and not chaos and not kubernetes" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-chaos: install  ## run the tests that kill, stop and cut off processes; they need a quiet machine
-	$(PYTEST) -m "chaos and not kubernetes" $(PYTEST_ARGS)
+	$(PYTEST) -m "chaos and not kubernetes" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 kubernetes-cluster:  ## build the Kubernetes cluster of test-kubernetes, once, into a cache outside of this folder
 	$(PYTHON) -m tests.kubernetes.build

@@ -58,6 +58,13 @@ def one_server() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def three_servers() -> Iterator[LocalCluster]:
+    """A cluster of three servers with two copies, as ``one_server``."""
+    with LocalCluster(3) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def own_name(request: pytest.FixtureRequest) -> str:
     """A name for a job or a table of this test alone."""

@@ -7,10 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from backstay.master.job_client import forget_job
+from backstay.pserver.local_cluster import LocalCluster
+from tests.integration.counting_jobs import CLIENT, JOB
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.kafka.broker import KafkaBroker
 
 WAIT_LIMIT_S = 30.0
 
@@ -80,3 +87,20 @@ def start_server(tmp_path: Path, plain_environment: dict[str, str]) -> Iterator[
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def endpoints(one_server: LocalCluster) -> Iterator[list[str]]:
+    """Of a server that knows nothing of the job ``JOB``."""
+    yield one_server.endpoints
+    forget_job(one_server.endpoints, JOB, config=CLIENT)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker of Kafka for the tests of one file."""
+    # The client is an extra.
+    from tests.kafka.broker import KafkaBroker
+
+    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
