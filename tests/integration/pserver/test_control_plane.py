@@ -40,7 +40,7 @@ from backstay.tables import TableSpec
 
 Eventually = Callable[[Callable[[], bool]], None]
 SETTINGS = {"control_deadline_ms": 1000}
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 60.0
 
 
 class Control:
