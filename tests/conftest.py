@@ -46,6 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for number, item in enumerate(items) if number in kept]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Start two workers for each core where `-n auto` is given: most tests wait."""
     return 2 * (os.cpu_count() or 1)
