@@ -28,7 +28,7 @@ from backstay.errors import (
     RequestRefused,
     ServerUnavailable,
 )
-from backstay.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
+from backstay.exit_codes import JOBS_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.jobs import jobs_on_kubernetes
@@ -134,7 +134,7 @@ def _asking(options: ClusterOptions, *, as_json: bool = False, job: str = "") ->
         as_json: Print an error as a JSON object, too.
         job: One that may have left its status and logs on this machine, and the cluster's address.
     """
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         cluster = _cluster(options, job)
         try:
             yield cluster
@@ -154,7 +154,7 @@ def _fail(text: str, *, as_json: bool = False) -> NoReturn:
     if as_json:
         print_json({"error": text})
     click.echo(f"Error: {text}", err=True)
-    raise click.exceptions.Exit(EXIT_FAILED)
+    raise click.exceptions.Exit(ExitCode.FAILED)
 
 
 class _JobsGroup(click.Group):
@@ -171,7 +171,7 @@ class _JobsGroup(click.Group):
 @click.group(
     cls=_JobsGroup,
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs --endpoint 127.0.0.1:7000 list",
         "BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 backstay jobs show census",
         "backstay jobs --on kubernetes show census",
@@ -202,8 +202,8 @@ def jobs(
     # As the command itself would take them: --help, a missing argument and a wrong option, too.
     command = jobs.commands[context.invoked_subcommand]
     given = command.make_context(context.invoked_subcommand, list(words), parent=context).params
-    others: dict[type[BackstayError], int] = {JobRefused: EXIT_FAILED}
-    with exit_on_error(EXIT_NO_ANSWER, as_json=bool(given.get("as_json")), others=others):
+    others: dict[type[BackstayError], ExitCode] = {JobRefused: ExitCode.FAILED}
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=bool(given.get("as_json")), others=others):
         if endpoint is not None or given.get("folder") is not None or given.get("follow"):
             raise ConfigError(
                 "--on kubernetes: asks the API of Kubernetes; leave out --endpoint, --log-dir "
@@ -213,7 +213,7 @@ def jobs(
     context.exit(code)
 
 
-@jobs.command("list", epilog=examples(JOBS_EXIT_CODES, "backstay jobs list"))
+@jobs.command("list", epilog=examples(JOBS_CODES, "backstay jobs list"))
 @json_option()
 @click.pass_obj
 def list_command(options: ClusterOptions, as_json: bool) -> None:
@@ -245,7 +245,7 @@ def _entry_mapping(entry: JobEntry) -> dict[str, Any]:
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs show census",
         "backstay jobs show census --log-dir backstay-jobs/census",
     )
@@ -291,7 +291,7 @@ def show(options: ClusterOptions, job: str, folder: Path | None, as_json: bool) 
 
 def _show_last(folder: Path, *, as_json: bool) -> None:
     """Show what a job's command left in its log folder."""
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         last = LastStatus.read(folder)
     status = last.status
     if as_json:
@@ -306,7 +306,7 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
     click.echo(last.origin(folder))
 
 
-@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs scale census 4"))
+@jobs.command(epilog=examples(JOBS_CODES, "backstay jobs scale census 4"))
 @json_option()
 @job_argument
 @click.argument("workers", type=click.IntRange(0))
@@ -323,7 +323,7 @@ def scale(options: ClusterOptions, job: str, workers: int, as_json: bool) -> Non
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs stop census",
         "backstay jobs stop census --reason 'the cluster is needed'",
     )
@@ -353,7 +353,7 @@ def stop(
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES, "backstay jobs retry census", "backstay jobs retry census --task 17"
+        JOBS_CODES, "backstay jobs retry census", "backstay jobs retry census --task 17"
     )
 )
 @json_option()
@@ -378,7 +378,7 @@ def retry(options: ClusterOptions, job: str, tasks: tuple[int, ...], as_json: bo
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs logs census",
         "backstay jobs logs census --worker w-3 --follow",
         "backstay jobs logs census --worker master -n 200",
@@ -447,7 +447,7 @@ def _print_end(path: Path, lines: int, *, follow: bool) -> None:
             return
 
 
-@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs audit census"))
+@jobs.command(epilog=examples(JOBS_CODES, "backstay jobs audit census"))
 @json_option()
 @job_argument
 @click.pass_obj
@@ -468,4 +468,4 @@ def audit(options: ClusterOptions, job: str, as_json: bool) -> None:
         for line in audit_lines(found):
             click.echo(line)
     if not found.records_counted_once:
-        raise click.exceptions.Exit(EXIT_FAILED)
+        raise click.exceptions.Exit(ExitCode.FAILED)

@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import BackstayError, ConfigError, NeverReached
-from backstay.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED
+from backstay.exit_codes import JOB_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_check.dry_run import DryRun
 from backstay.job_check.process import dry_run_apart
@@ -172,7 +172,7 @@ def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
 
 @click.command(
     epilog=examples(
-        EXIT_CODES,
+        JOB_CODES,
         "backstay train job.yaml",
         "backstay train job.yaml --workers 4 --epochs 3",
         "backstay train job.yaml --dry-run",
@@ -197,7 +197,7 @@ def train(**given: Any) -> None:
 
 @click.command(
     epilog=examples(
-        EXIT_CODES,
+        JOB_CODES,
         "backstay evaluate job.yaml",
         "backstay evaluate job.yaml --validation test.csv --json",
     )
@@ -214,7 +214,7 @@ def evaluate(**given: Any) -> None:
 
 @click.command(
     epilog=examples(
-        EXIT_CODES,
+        JOB_CODES,
         "backstay predict job.yaml --output predictions",
         "backstay predict job.yaml --prediction new.csv --output s3://bucket/predictions",
     )
@@ -241,8 +241,8 @@ def _command(use: str, given: dict[str, Any]) -> None:
         detach=given.pop("detach"),
         fresh=given.pop("fresh"),
     )
-    others: dict[type[BackstayError], int] = {NeverReached: EXIT_NEVER_REACHED}
-    with exit_on_error(EXIT_FAILED, as_json=as_json, others=others):
+    others: dict[type[BackstayError], ExitCode] = {NeverReached: ExitCode.NEVER_REACHED}
+    with exit_on_error(ExitCode.FAILED, as_json=as_json, others=others):
         spec = job_of(job_file, _fields(given), options, use=use)
         if options.on_kubernetes and dry_run:
             objects = objects_of(spec) if spec.schedule is None else schedule_of(spec)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay.errors import JobRefused, KubernetesError, UnknownJob
-from backstay.exit_codes import EXIT_FAILED
+from backstay.exit_codes import ExitCode
 from backstay.exits import print_json
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.api import KubernetesApi
@@ -281,7 +281,7 @@ def _print_audit(job: str, document: Mapping[str, Any], *, as_json: bool) -> int
         print_json({"job": job, **audit_mapping(audit)})
     else:
         click.echo("\n".join(audit_lines(audit)))
-    return 0 if audit.records_counted_once else EXIT_FAILED
+    return 0 if audit.records_counted_once else ExitCode.FAILED
 
 
 def _print_exits(published: PublishedStatus) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import ConfigError
+from backstay.exit_codes import JOB_CODES, ExitCode
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.names import (
     CONTENT,
@@ -78,7 +79,7 @@ NAMESPACE_VARIABLE = "POD_NAMESPACE"
 RUN_VARIABLE = "BACKSTAY_RUN"
 # With these exit codes a run is over, and did not go well. After another the Pod is made again, so
 # often.
-RUN_ENDS = (1, 2, 3, 5, 130)
+RUN_ENDS = sorted(int(code) for code in {*JOB_CODES} - {ExitCode.OK, ExitCode.NEVER_REACHED})
 RUN_TRIES_MAX = 20
 # The job master's option which says that the servers are the job's own.
 SERVERS_END = "--servers-end"
@@ -370,7 +371,7 @@ def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]
                     "onExitCodes": {
                         "containerName": SCHEDULE,
                         "operator": "In",
-                        "values": list(RUN_ENDS),
+                        "values": RUN_ENDS,
                     },
                 },
             ]

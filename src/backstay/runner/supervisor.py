@@ -22,8 +22,7 @@ from backstay._proto.v1 import job_pb2
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import BackstayError, ConfigError, JobError
-from backstay.exit_codes import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_STOPPED, EXIT_UNSAVED
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import MASTER_CODES, ExitCode
 from backstay.job_check.data_marks import Marks, check_unchanged, write_marks
 from backstay.job_check.process import check_job_apart
 from backstay.job_engine.launch import ExitReason, WorkerExit
@@ -31,7 +30,6 @@ from backstay.job_spec import JobSpec
 from backstay.logs import message_of
 from backstay.master.job_client import JobClient, find_job
 from backstay.master.launcher import PATIENCE, LaunchFollower, WorkerProgram, launcher_class
-from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
 from backstay.master.status import complete_with_spec
 from backstay.runner.audit import audit_job, audit_mapping
 from backstay.runner.earlier_runs import forget, goes_on, sole_run
@@ -94,12 +92,12 @@ class Outcome:
         if self.state == "done":
             # What an audit finds missing or doubled is a failure, whatever the job master says.
             right = self.audit is None or self.audit.records_counted_once
-            return 0 if right else EXIT_FAILED
+            return 0 if right else ExitCode.FAILED
         if self.state == "unsaved":
-            return EXIT_UNSAVED
+            return ExitCode.UNSAVED
         if self.is_finished and self.status is not None and self.status.dead_letters:
-            return EXIT_DEAD_LETTERS
-        return EXIT_STOPPED if self.state == "stopped" else EXIT_FAILED
+            return ExitCode.DEAD_LETTERS
+        return ExitCode.STOPPED if self.state == "stopped" else ExitCode.FAILED
 
     def to_mapping(self, spec: JobSpec) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -431,7 +429,7 @@ class Supervisor:
             self._log_dir / "master.log",
             env=env,
             # The job is over, or another process would end in the same way.
-            final_codes=frozenset({0, EXIT_WRONG_SETTING, EXIT_REPLACED, EXIT_JOB_FAILED}),
+            final_codes=frozenset({*MASTER_CODES} - {ExitCode.FAILED, ExitCode.CANNOT_LISTEN}),
             new_instance=lambda: secrets.randbits(63) | 1,
             on_restart=lambda code: self._show.say(
                 f"the job master ended with {code} and is started again"
@@ -460,7 +458,7 @@ class Supervisor:
                 trouble = str(error)
             else:
                 # What records say of a job without a job master is the past until ours has ended.
-                if master.exit_code in (EXIT_WRONG_SETTING, EXIT_REPLACED):
+                if master.exit_code in (ExitCode.WRONG_SETTING, ExitCode.REPLACED):
                     raise _master_error(master)
                 if status.master_instance or master.exit_code is not None:
                     self._take(status, metrics)
@@ -542,9 +540,9 @@ def _master_error(master: MasterProcess) -> BackstayError:
     """Return why the job master has ended for good: its own sentence, or the end of its log."""
     words = master.last_words()
     _, sign, sentence = words.rpartition("Error: ")
-    if sign and master.exit_code == EXIT_WRONG_SETTING:
+    if sign and master.exit_code == ExitCode.WRONG_SETTING:
         return ConfigError(sentence)
-    if sign and master.exit_code == EXIT_REPLACED:
+    if sign and master.exit_code == ExitCode.REPLACED:
         return JobError(f"another process runs this job: {sentence}")
     return JobError(
         f"the job master has ended with exit code {master.exit_code}; its log ends with:\n{words}"

@@ -13,7 +13,7 @@ from rich.console import Console
 from backstay._proto.v1 import job_pb2
 from backstay.checkpoint.restore_state import RestoreState
 from backstay.errors import CheckpointRefused
-from backstay.exit_codes import EXIT_FAILED
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.opening import StateIncarnation
 from backstay.job_engine.progress import JobProgress, kept_job
 from backstay.job_engine.rows_change import change_of, why_inexact
@@ -144,4 +144,4 @@ def test_a_job_that_is_not_exact_says_so_wherever_it_is_shown() -> None:
     assert not audit.records_counted_once
     assert audit_lines(audit)[0] == "records_counted_once false"
     assert any(why in line for line in audit_lines(audit))
-    assert Outcome(status, "done", "", 1.0, audit, is_finished=True).exit_code == EXIT_FAILED
+    assert Outcome(status, "done", "", 1.0, audit, is_finished=True).exit_code == ExitCode.FAILED
