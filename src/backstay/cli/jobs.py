@@ -18,6 +18,8 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.markup import escape
 
+from backstay.cli.jobs_there import carry_out
+from backstay.cli.status_text import print_audit, print_dead_letter, print_status
 from backstay.command_line import given_before
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.consensus.records.jobs import OVER_STATES
@@ -31,7 +33,6 @@ from backstay.errors import (
 from backstay.exit_codes import JOBS_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
-from backstay.kubernetes.jobs import jobs_on_kubernetes
 from backstay.master.job_client import JobClient, JobEntry, list_jobs
 from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl.asking import (
@@ -42,11 +43,11 @@ from backstay.pserver.ctl.asking import (
     named_endpoints,
 )
 from backstay.pserver.ctl.showing import grid, print_whole
-from backstay.runner.audit import audit_job, audit_lines, audit_mapping
+from backstay.runner.audit import audit_job
 from backstay.runner.cluster_jobs import Cluster, without_master
 from backstay.runner.last_status import FILE_NAME, LastStatus, default_folder
-from backstay.runner.progress import round_text
-from backstay.runner.status_text import print_dead_letter, print_status
+from backstay.runner.place import place_named, place_names
+from backstay.runner.status_words import round_text
 
 __all__ = ["jobs"]
 
@@ -182,7 +183,7 @@ class _JobsGroup(click.Group):
 @click.option(
     "--on",
     "where",
-    type=click.Choice(["kubernetes"]),
+    type=click.Choice(place_names()),
     help="The jobs on Kubernetes, in the cluster that KUBECONFIG names; needs no server.",
 )
 @click.option("--namespace", metavar="NAME", default="", help="With --on: their namespace.")
@@ -209,7 +210,8 @@ def jobs(
                 "--on kubernetes: asks the API of Kubernetes; leave out --endpoint, --log-dir "
                 "and --follow"
             )
-        code = jobs_on_kubernetes(namespace, context.invoked_subcommand, given, words)
+        with place_named(where).jobs(namespace) as there:
+            code = carry_out(there, context.invoked_subcommand, given, words)
     context.exit(code)
 
 
@@ -462,10 +464,4 @@ def audit(options: ClusterOptions, job: str, as_json: bool) -> None:
         if entry.master_address:
             raise JobRefused(f"job {job!r} still runs; its counters are read when it is over")
         found = audit_job(job, cluster.endpoints, cluster.config)
-    if as_json:
-        print_json({"job": job, **audit_mapping(found)})
-    else:
-        for line in audit_lines(found):
-            click.echo(line)
-    if not found.records_counted_once:
-        raise click.exceptions.Exit(ExitCode.FAILED)
+    raise click.exceptions.Exit(print_audit(job, found, as_json=as_json))

@@ -7,20 +7,19 @@ terminal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Sequence
 
 from backstay.errors import JobError, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.api import KubernetesApi
-from backstay.kubernetes.exec import run_in_master
-from backstay.kubernetes.master_pod import master_pod, pserver_trouble
+from backstay.kubernetes.master_pod import master_pod, pserver_trouble, run_in_master
 from backstay.kubernetes.objects import Owner
 from backstay.kubernetes.published_status import PublishedStatus, read_status
 from backstay.runner.audit import audit_of_mapping
-from backstay.runner.progress import Servers, Show
+from backstay.runner.outcome import Outcome
+from backstay.runner.place import Ran
+from backstay.runner.show import Servers, Show
 from backstay.runner.stop_signals import StopOrder
-from backstay.runner.supervisor import Outcome
 
 __all__ = ["BegunJob"]
 
@@ -48,18 +47,26 @@ class BegunJob:
     def __enter__(self) -> BegunJob:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the job goes on."""
         self.api.close()
 
     @property
-    def deployment(self) -> str:
-        """Name of its Deployment."""
-        return self.owner.name
+    def how_to_end(self) -> str:
+        """How a user ends the job without its job master."""
+        return f"kubectl delete deployment {self.owner.name} -n {self.api.namespace}"
+
+    def run(self, words: Sequence[str]) -> Ran:
+        """Run a command of ``backstay jobs`` beside its job master.
+
+        Raises:
+            JobRefused: No Pod of the job master runs now.
+            KubernetesError: The API refuses it.
+        """
+        return run_in_master(self.api, self.spec.name, words)
 
     def published(self) -> PublishedStatus | None:
         """Return what its job master has written; None: it was deleted.
@@ -68,11 +75,6 @@ class BegunJob:
             KubernetesError: The API refuses the call, or does not answer.
         """
         return read_status(self.api, self.spec.name, self.owner.uid)
-
-    @property
-    def namespace(self) -> str:
-        """Of the job."""
-        return self.api.namespace
 
     def follow(
         self, show: Show, stops: StopOrder, asks_to_stop: Callable[[], bool]
@@ -171,7 +173,7 @@ class _Follower:
             return False
         words = ["stop", self._spec.name, "--reason", "Ctrl-C"]
         try:
-            ran = run_in_master(self._api, self._spec.name, words)
+            ran = self._begun.run(words)
         except JobError as error:
             # Such as a job master that is being replaced.
             self._show.say(f"the job is not stopped: {error}")

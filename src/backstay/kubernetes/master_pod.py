@@ -1,19 +1,18 @@
-"""The Pods of job master and servers, as the commands of a user look at them.
-
-Imports ``api``, ``names`` and ``pod_exit``.
-"""
+"""The Pods of job master and servers, as the commands of a user look at them and use them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from backstay.errors import JobRefused
 from backstay.kubernetes.api import KubernetesApi
 from backstay.kubernetes.names import MASTER, PSERVER, labels_of, object_name
 from backstay.kubernetes.pod_exit import why_not_running
+from backstay.runner.place import Ran
 
-__all__ = ["MasterPod", "master_pod", "pserver_trouble", "pservers_running"]
+__all__ = ["MasterPod", "master_pod", "pserver_trouble", "pservers_running", "run_in_master"]
 
 
 class MasterPod(NamedTuple):
@@ -41,6 +40,20 @@ def master_pod(api: KubernetesApi, job: str) -> MasterPod:
     why = why_not_running(newest, MASTER)
     name = newest["metadata"]["name"]
     return MasterPod(name, f"the job master waits for {why}" if why else "")
+
+
+def run_in_master(api: KubernetesApi, job: str, words: Sequence[str]) -> Ran:
+    """Run ``backstay jobs`` in the job master's Pod, where the cluster's addresses are known.
+
+    Raises:
+        JobRefused: No Pod of the job master runs now.
+        KubernetesError: The API refuses it.
+    """
+    pod = master_pod(api, job)
+    if not pod.name or pod.trouble:
+        raise JobRefused(f"job {job!r} has no job master now: {pod.trouble or 'its Pod is gone'}")
+    command = ["python3", "-m", "backstay.cli", "jobs", *words]
+    return Ran(*api.run_in_pod(pod.name, MASTER, command))
 
 
 def pserver_trouble(api: KubernetesApi, job: str) -> str:

@@ -29,9 +29,9 @@ from backstay.kubernetes.refusals import Refusal, refusal_of, why_refused
 from backstay.kubernetes.submit import check_free, earlier_run, submit
 from backstay.logs import set_up_logging
 from backstay.runner.hooks import run_hooks
-from backstay.runner.progress import Show
+from backstay.runner.outcome import Outcome
+from backstay.runner.show import Lines
 from backstay.runner.stop_signals import StopOrder, StopSignals
-from backstay.runner.supervisor import Outcome
 
 __all__ = ["exit_code_of", "main"]
 
@@ -171,9 +171,8 @@ class _Run:
         raise KubernetesError(why_refused(failure), status=failure.status, reason=failure.reason)
 
     def _look_on(self, owner: Owner) -> Outcome | None:
-        begun, show = BegunJob(self._api, self._spec, owner), Show(self._spec.name)
-        with show:
-            return begun.follow(show, self._stops, lambda: False)
+        begun = BegunJob(self._api, self._spec, owner)
+        return begun.follow(Lines(), self._stops, lambda: False)
 
     def _call_hooks_after(self, state: str, reason: str) -> None:
         result = {"BACKSTAY_JOB_RESULT": state, "BACKSTAY_JOB_REASON": reason}

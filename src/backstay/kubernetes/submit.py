@@ -10,10 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from backstay.errors import JobError, JobRefused, KubernetesError
-from backstay.job_spec import JobSpec
 from backstay.kubernetes.api import KubernetesApi
-from backstay.kubernetes.follow import BegunJob
-from backstay.kubernetes.manifest import objects_of, paths_outside
 from backstay.kubernetes.names import (
     CONTENT,
     JOB_NAME,
@@ -23,12 +20,11 @@ from backstay.kubernetes.names import (
     pserver_name,
     status_name,
 )
-from backstay.kubernetes.objects import JobObjects, Owner, has_own_servers, section
+from backstay.kubernetes.objects import JobObjects, Owner, has_own_servers
 from backstay.kubernetes.pserver_objects import cluster_of, replacing
 from backstay.kubernetes.published_status import not_over, read_status
-from backstay.runner.supervisor import what_is_not_kept
 
-__all__ = ["begin_on_kubernetes", "check_free", "earlier_run", "submit"]
+__all__ = ["check_free", "earlier_run", "submit"]
 
 LOOK_PAUSE_S = 1.0
 # What an earlier job of the name has left is waited for, at most.
@@ -39,36 +35,6 @@ KINDS = {
     "Service": "services",
     "StatefulSet": "statefulsets",
 }
-
-
-def begin_on_kubernetes(
-    spec: JobSpec, say: Callable[[str], None], stopped: Callable[[float], bool]
-) -> BegunJob:
-    """Make the objects of a job.
-
-    Args:
-        spec: The job.
-        say: Takes warnings, and what was made.
-        stopped: Waits for so many seconds; returns whether to give up.
-
-    Raises:
-        ConfigError: The job cannot run on Kubernetes as it is.
-        JobRefused: A job of the name runs already, with other settings or files.
-        KubernetesError: The API refuses a call, or does not answer.
-    """
-    objects = objects_of(spec)
-    for warning in paths_outside(spec):
-        say(warning)
-    if warning := what_is_not_kept(spec, are_own=objects.servers is not None):
-        say(f"warning: {warning}")
-    api = KubernetesApi.of_kubeconfig(section(spec).namespace)
-    try:
-        owner = submit(api, spec.name, objects, stopped)
-    except BaseException:
-        api.close()
-        raise
-    say(f"{spec.name}: Deployment {owner.name} in namespace {api.namespace}")
-    return BegunJob(api, spec, owner)
 
 
 class _ExistingJob(NamedTuple):

@@ -28,7 +28,7 @@ from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.runner.last_status import FILE_NAME as STATUS_FILE_NAME
 from backstay.runner.last_status import NewestCheckpoint, checkpoint_folder
-from backstay.runner.progress import Servers
+from backstay.runner.show import Servers
 
 __all__ = ["JobServers", "chosen_servers", "job_servers"]
 

@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from backstay._proto.v1 import job_pb2
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
@@ -31,20 +30,21 @@ from backstay.logs import message_of
 from backstay.master.job_client import JobClient, find_job
 from backstay.master.launcher import PATIENCE, LaunchFollower, WorkerProgram, launcher_class
 from backstay.master.status import complete_with_spec
-from backstay.runner.audit import audit_job, audit_mapping
+from backstay.runner.audit import audit_job
 from backstay.runner.earlier_runs import forget, goes_on, sole_run
 from backstay.runner.hooks import run_hooks
 from backstay.runner.last_status import NewestCheckpoint, StatusFile, status_before
 from backstay.runner.master_process import MasterProcess
-from backstay.runner.metrics_log import MetricsLog, figures_of
+from backstay.runner.metrics_log import MetricsLog
+from backstay.runner.outcome import Outcome, what_is_not_kept
 from backstay.runner.pass_hooks import PassHooks
-from backstay.runner.progress import Show
 from backstay.runner.servers import JobServers, accept_loss, forget_checkpoints, job_servers
+from backstay.runner.show import Show
 from backstay.runner.stop_signals import StopOrder, StopSignals
 from backstay.runner.threads import chosen_threads, usable_cores
 from backstay.trainer.worker.audit import RecordsAudit
 
-__all__ = ["Outcome", "Supervisor", "what_is_not_kept"]
+__all__ = ["Supervisor"]
 
 LOOK_PAUSE_S = 0.25
 # Fields of a status that records without a job master do not have.
@@ -62,94 +62,6 @@ LEAVE_LIMIT_S = 5.0
 FAILURES_SHOWN_MAX = 20
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        status: What the job master told last; None: it never answered.
-        state: ``done``, ``stopped``, ``failed`` or ``unsaved``.
-        reason: Why, if it is not done.
-        duration_s: From the first server's start to now.
-        audit: What the counters of records say, if the job has ``audit``.
-        is_finished: Nothing is left to do, but for tasks that failed too often.
-        did_nothing: Whether earlier commands had trained all of it.
-    """
-
-    status: job_pb2.JobStatus | None
-    state: str
-    reason: str
-    duration_s: float
-    audit: RecordsAudit | None = None
-    is_finished: bool = False
-    did_nothing: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """The command's exit code."""
-        if self.state == "done":
-            # What an audit finds missing or doubled is a failure, whatever the job master says.
-            right = self.audit is None or self.audit.records_counted_once
-            return 0 if right else ExitCode.FAILED
-        if self.state == "unsaved":
-            return ExitCode.UNSAVED
-        if self.is_finished and self.status is not None and self.status.dead_letters:
-            return ExitCode.DEAD_LETTERS
-        return ExitCode.STOPPED if self.state == "stopped" else ExitCode.FAILED
-
-    def to_mapping(self, spec: JobSpec) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        status = self.status or job_pb2.JobStatus(job=spec.name)
-        figures = figures_of(status)
-        kept = ("examples", "loss", "dead_letters", "bad_records")
-        document: dict[str, Any] = {
-            "job": spec.name,
-            "state": self.state,
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-            "steps": figures["step"],
-            **{name: figures[name] for name in kept},
-            "evaluations": [
-                {"round": one.round, "step": one.steps, "metrics": dict(one.metrics)}
-                for one in status.evaluations
-            ],
-            "master_starts": status.master_starts,
-            "checkpoint": status.checkpoint or None,
-            "checkpoint_url": status.checkpoint_url or None,
-            "checkpoints_failed": status.checkpoints_failed,
-            "inexact": status.inexact or None,
-            "went_back": status.went_back,
-            "duration_s": round(self.duration_s, 3),
-            "log_dir": spec.log_dir,
-            "output": spec.output or None,
-        }
-        if "progressive" in figures:
-            document["progressive"] = figures["progressive"]
-        for name in ("lag_records", "lag_s", "dropped_records"):
-            if name in figures:
-                document[name] = figures[name]
-        if self.audit is not None:
-            document["audit"] = audit_mapping(self.audit)
-            document["records_counted_once"] = self.audit.records_counted_once
-        return document
-
-
-def what_is_not_kept(spec: JobSpec, *, are_own: bool) -> str:
-    """Return what is gone when a job ends, though all of it went well; empty: nothing is.
-
-    Args:
-        spec: The job.
-        are_own: Whether its servers end with it.
-    """
-    if spec.kind != "training" or not are_own or spec.checkpoint.is_wanted:
-        return ""
-    what = "no embedding on the servers" if spec.output else "no model"
-    return (
-        f"checkpoint.every is none, and the servers end with this command: {what} will be kept "
-        "(--set checkpoint.every=pass keeps it)"
-    )
 
 
 class Supervisor:

@@ -17,9 +17,9 @@ from backstay.config import ENDPOINT_VARIABLES
 from backstay.exit_codes import JOB_CODES, JOBS_CODES, ZOO_CODES
 from backstay.job_spec import DataSpec, JobSpec, ServersSpec
 from backstay.runner.metrics_log import FILE_NAME, MetricsLog
-from backstay.runner.progress import metrics_text, round_text, summary_lines
+from backstay.runner.outcome import Outcome
 from backstay.runner.servers import chosen_servers
-from backstay.runner.supervisor import Outcome
+from backstay.runner.status_words import metrics_text, round_text, summary_lines
 from backstay.trainer.worker.audit import RecordsAudit
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"

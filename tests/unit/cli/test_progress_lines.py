@@ -8,16 +8,17 @@ from typing import cast
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
+from backstay.cli.progress import Display
 from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.logs import TEXT_FORMAT, message_of
-from backstay.runner.progress import Servers, Show
+from backstay.runner.show import Servers
 from backstay.runner.supervisor import _ExitPrinter
 
 
 def line_of(status: job_pb2.JobStatus) -> str:
     console = Console(file=StringIO(), width=200)
-    with Show("clicks", console=console) as shown:
+    with Display("clicks", console=console) as shown:
         shown.update(status, Servers(3, 3))
     return cast(StringIO, console.file).getvalue()
 

@@ -20,8 +20,8 @@ from backstay.kubernetes.published_status import status_data
 from backstay.kubernetes.scheduled_run import exit_code_of
 from backstay.kubernetes.submit import submit
 from backstay.master.hosted_launcher import ExitsSeen
+from backstay.runner.outcome import Outcome
 from backstay.runner.stop_signals import StopOrder
-from backstay.runner.supervisor import Outcome
 from tests.unit.kubernetes.test_submit import (
     JOB,
     NAME,

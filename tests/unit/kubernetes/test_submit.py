@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
+from backstay.cli.progress import Display
 from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import JobError, JobRefused, KubernetesError, UnknownJob
 from backstay.job_spec import JobSpec
-from backstay.jobs_api import _JobOnKubernetes
+from backstay.jobs_api import _JobThere
 from backstay.kubernetes import follow as kubernetes_follow
 from backstay.kubernetes import jobs as kubernetes_jobs
 from backstay.kubernetes.api import KubernetesApi
@@ -29,7 +30,6 @@ from backstay.kubernetes.pserver_objects import server_settings
 from backstay.kubernetes.published_status import status_data
 from backstay.kubernetes.submit import check_free, earlier_run, submit
 from backstay.master.hosted_launcher import ExitsSeen
-from backstay.runner.progress import Show
 from backstay.runner.stop_signals import StopOrder
 from tests.unit.kubernetes.kubernetes_objects import Objects
 
@@ -307,10 +307,10 @@ def test_the_status_of_jobs_is_found_without_their_files() -> None:
     assert not wanted.items() <= objects.files["metadata"]["labels"].items()
 
 
-def handle(cluster: Cluster) -> _JobOnKubernetes:
+def handle(cluster: Cluster) -> _JobThere:
     owner = submit(api_of(cluster), JOB, objects_of(), never)
     begun = BegunJob(api_of(cluster), spec_of(), owner)
-    return _JobOnKubernetes(begun, Show(JOB))
+    return _JobThere(begun, Display(JOB))
 
 
 def test_a_handle_does_not_take_another_job_of_the_name_for_its_own() -> None:
@@ -344,7 +344,7 @@ def test_a_stop_that_does_not_reach_the_job_leaves_it(monkeypatch: pytest.Monkey
         raise JobRefused("it has no job master now")
 
     monkeypatch.setattr(kubernetes_follow, "run_in_master", no_master)
-    show = Show(JOB)
+    show = Display(JOB)
     monkeypatch.setattr(show, "say", said.append)
     stops.ask("Ctrl-C")
     begun = BegunJob(api_of(cluster), spec_of(), owner)

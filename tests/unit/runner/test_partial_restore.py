@@ -12,6 +12,7 @@ from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
 from backstay.checkpoint.restore_state import RestoreState
+from backstay.cli.progress import Display
 from backstay.errors import CheckpointRefused
 from backstay.exit_codes import ExitCode
 from backstay.job_engine.opening import StateIncarnation
@@ -24,8 +25,9 @@ from backstay.pserver.checkpoints.jobs import (
     refuse_while_jobs_go_on,
 )
 from backstay.runner.audit import audit_lines
-from backstay.runner.progress import Servers, Show, summary_lines
-from backstay.runner.supervisor import Outcome
+from backstay.runner.outcome import Outcome
+from backstay.runner.show import Servers
+from backstay.runner.status_words import summary_lines
 from backstay.trainer.worker.audit import RecordsAudit
 from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
@@ -134,7 +136,7 @@ def test_a_job_that_is_not_exact_says_so_wherever_it_is_shown() -> None:
     status = job_pb2.JobStatus(job="counting", state="running", inexact=why)
     assert f"records may count never or twice {why}" in summary_lines(status)
     console = Console(file=StringIO(), width=200)
-    with Show("counting", console=console) as shown:
+    with Display("counting", console=console) as shown:
         shown.update(status, Servers(2, 2))
     assert why in cast(StringIO, console.file).getvalue()
     # Counters may be right by chance, or have been in other slots.
