@@ -23,9 +23,9 @@ from backstay.kubernetes.objects import (
     ScheduleObjects,
     job_objects,
     schedule_objects,
-    section,
     spec_in_pods,
 )
+from backstay.kubernetes.pod_template import section
 from backstay.kubernetes.pserver_objects import (
     check_no_servers,
     pserver_endpoints,

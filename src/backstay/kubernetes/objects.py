@@ -39,8 +39,12 @@ from backstay.kubernetes.names import (
 )
 from backstay.kubernetes.pod_template import (
     JOB_FOLDER,
+    PYTHON,
     SCRATCH,
+    pod_of,
     pod_template,
+    section,
+    variable_of_field,
     whole_cores,
 )
 from backstay.kubernetes.pserver_objects import (
@@ -49,7 +53,6 @@ from backstay.kubernetes.pserver_objects import (
     pserver_objects,
     settings_text,
 )
-from backstay.kubernetes.spec import KubernetesSpec
 
 __all__ = [
     "FILES_BYTES_MAX",
@@ -65,7 +68,6 @@ __all__ = [
     "has_own_servers",
     "job_objects",
     "schedule_objects",
-    "section",
     "spec_in_pods",
     "worker_pod",
 ]
@@ -91,7 +93,6 @@ TERMINATION_LOG = "/dev/termination-log"
 # What Kubernetes takes as a key of a ConfigMap.
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 # The image's interpreter, not the one that runs this code.
-PYTHON = "python3"
 
 
 class Owner(NamedTuple):
@@ -162,19 +163,6 @@ def has_own_servers(deployment: Mapping[str, Any]) -> bool:
     """Whether a job's servers end with it, as its Deployment says."""
     containers = deployment["spec"]["template"]["spec"]["containers"]
     return any(SERVERS_END in one.get("command", ()) for one in containers)
-
-
-def section(spec: JobSpec) -> KubernetesSpec:
-    """Return the job's section ``kubernetes``.
-
-    Raises:
-        ConfigError: The job has none.
-    """
-    if spec.kubernetes is None:
-        raise ConfigError(
-            "kubernetes: is missing; a job on Kubernetes needs at least `kubernetes: {image: ...}`"
-        )
-    return spec.kubernetes
 
 
 def spec_in_pods(spec: JobSpec, endpoints: Sequence[str] = (), *, local: int = 0) -> JobSpec:
@@ -312,24 +300,13 @@ def worker_pod(
         OWNER: owner_label(owner.uid),
         WORKER_ID: worker_id,
     }
-    metadata = template["metadata"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            **metadata,
-            "name": worker_pod_name(spec.name, owner.uid, worker_id),
-            "labels": {**metadata.get("labels", {}), **labels},
-            "annotations": {**metadata.get("annotations", {}), JOB_NAME: spec.name},
-            "ownerReferences": [owner.reference()],
-        },
-        "spec": {
-            "automountServiceAccountToken": False,
-            **({"priorityClassName": priority_class} if priority_class else {}),
-            **template["spec"],
-            "restartPolicy": "Never",
-        },
+    pod = pod_of(template, labels, job=spec.name, restart="Never", priority_class=priority_class)
+    named = {
+        **pod["metadata"],
+        "name": worker_pod_name(spec.name, owner.uid, worker_id),
+        "ownerReferences": [owner.reference()],
     }
+    return {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": named}
 
 
 def _leaving_last_words(template: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,12 +328,12 @@ def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]
         command=[PYTHON, "-m", "backstay.kubernetes.scheduled_run", f"{JOB_FOLDER}/{JOB_FILE}"],
         env=[
             # What Kubernetes calls the Job, however often its Pod begins anew.
-            _field(RUN_VARIABLE, "metadata.labels['batch.kubernetes.io/job-name']"),
-            _field(NAMESPACE_VARIABLE, "metadata.namespace"),
+            variable_of_field(RUN_VARIABLE, "metadata.labels['batch.kubernetes.io/job-name']"),
+            variable_of_field(NAMESPACE_VARIABLE, "metadata.namespace"),
         ],
         files=schedule_name(spec.name),
     )
-    given = template["metadata"]
+    account = spec.schedule.service_account
     return {
         "backoffLimit": RUN_TRIES_MAX,
         "podFailurePolicy": {
@@ -376,14 +353,9 @@ def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]
                 },
             ]
         },
-        "template": {
-            "metadata": {**given, "labels": {**given.get("labels", {}), **labels}},
-            "spec": {
-                "serviceAccountName": spec.schedule.service_account,
-                **template["spec"],
-                "restartPolicy": "Never",
-            },
-        },
+        "template": pod_of(
+            template, labels, job=spec.name, restart="Never", service_account=account
+        ),
     }
 
 
@@ -402,15 +374,21 @@ def _deployment(
         MASTER,
         command=words,
         env=[
-            _field("POD_IP", "status.podIP"),
-            _field(NAMESPACE_VARIABLE, "metadata.namespace"),
+            variable_of_field("POD_IP", "status.podIP"),
+            variable_of_field(NAMESPACE_VARIABLE, "metadata.namespace"),
             *_variables({ENDPOINT_VARIABLE: ",".join(spec.servers.endpoints)}),
         ],
         files=files,
     )
-    priority = kubernetes.master.priority_class
-    given = template["metadata"]
     labels = labels_of(spec.name, MASTER)
+    pod = pod_of(
+        template,
+        labels,
+        job=spec.name,
+        restart="Always",
+        priority_class=kubernetes.master.priority_class,
+        service_account=kubernetes.service_account,
+    )
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -420,19 +398,7 @@ def _deployment(
             "revisionHistoryLimit": 0,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {
-                    **given,
-                    "labels": {**given.get("labels", {}), **labels},
-                    "annotations": {**given.get("annotations", {}), JOB_NAME: spec.name},
-                },
-                "spec": {
-                    "serviceAccountName": kubernetes.service_account,
-                    **({"priorityClassName": priority} if priority else {}),
-                    **template["spec"],
-                    "restartPolicy": "Always",
-                },
-            },
+            "template": pod,
         },
     }
 
@@ -463,7 +429,3 @@ def _check_files(carried: Mapping[str, str]) -> None:
 
 def _variables(env: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in env.items()]
-
-
-def _field(name: str, path: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -16,7 +16,8 @@ from backstay.kubernetes.follow import BegunJob
 from backstay.kubernetes.jobs import JobsOfNamespace, removal_text
 from backstay.kubernetes.manifest import objects_of, paths_outside, schedule_of, to_manifest
 from backstay.kubernetes.names import CONTENT, JOB_NAME
-from backstay.kubernetes.objects import JobObjects, Owner, ScheduleObjects, section
+from backstay.kubernetes.objects import JobObjects, Owner, ScheduleObjects
+from backstay.kubernetes.pod_template import section
 from backstay.kubernetes.submit import submit
 from backstay.runner.outcome import what_is_not_kept
 from backstay.runner.servers import chosen_servers
