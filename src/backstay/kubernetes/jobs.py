@@ -21,14 +21,14 @@ from backstay.kubernetes.master_pod import (
 from backstay.kubernetes.names import (
     JOB_NAME,
     MASTER,
-    OWNER,
     SCHEDULE,
     STATUS,
     WORKER_ID,
-    labels_of,
+    annotation,
     object_name,
-    owner_label,
+    selector_of,
     status_name,
+    worker_selector,
 )
 from backstay.kubernetes.objects import JOB_FILE
 from backstay.kubernetes.pod_template import files_of
@@ -64,8 +64,8 @@ class JobsOfNamespace:
         schedules = self._schedules()
         found = {job: self._job(job, "", Published(), one) for job, one in schedules.items()}
         for one in self._api.list_objects("deployments", _SELECTOR).items:
-            job = one["metadata"].get("annotations", {}).get(JOB_NAME)
-            if job is None:
+            job = annotation(one, JOB_NAME)
+            if not job:
                 continue
             data: Mapping[str, Any] = maps.get(status_name(job), {})
             published = PublishedStatus.of_data(data.get("data") or {})
@@ -97,12 +97,9 @@ class JobsOfNamespace:
 
     def logs(self, job: JobThere) -> dict[str, str]:
         """Return the Pods that have a log, by worker."""
-        listed = self._api.list_objects("pods", f"{OWNER}={owner_label(job.uid)}").items
+        listed = self._api.list_objects("pods", worker_selector(job.uid)).items
         pods = {one["metadata"]["labels"][WORKER_ID]: one["metadata"]["name"] for one in listed}
-        labels = ",".join(
-            f"{name}={value}" for name, value in labels_of(job.name, SCHEDULE).items()
-        )
-        runs = self._api.list_objects("pods", labels).items
+        runs = self._api.list_objects("pods", selector_of(job.name, SCHEDULE)).items
         newest = max(runs, key=lambda one: str(one["metadata"]["creationTimestamp"]), default=None)
         if newest is not None:
             pods[SCHEDULE] = newest["metadata"]["name"]
@@ -157,8 +154,8 @@ class JobsOfNamespace:
             if error.status == FORBIDDEN:
                 return {}
             raise
-        named = {one["metadata"].get("annotations", {}).get(JOB_NAME): one for one in listed}
-        return {job: one for job, one in named.items() if job is not None}
+        named = {annotation(one, JOB_NAME): one for one in listed}
+        return {job: one for job, one in named.items() if job}
 
     def _servers_lacking(self, job: str) -> str:
         """Return how many servers of its own a job lacks to begin, for people; empty: none."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from backstay.errors import JobRefused
 from backstay.kubernetes.api import KubernetesApi
-from backstay.kubernetes.names import MASTER, PSERVER, labels_of, object_name
+from backstay.kubernetes.names import MASTER, PSERVER, object_name, selector_of
 from backstay.kubernetes.pod_exit import why_not_running
 from backstay.runner.place import Ran
 
@@ -81,8 +81,7 @@ def pservers_running(api: KubernetesApi, job: str) -> int:
 
 def _pods(api: KubernetesApi, job: str, role: str) -> list[Mapping[str, Any]]:
     """Return the Pods of a role that were not told to end."""
-    labels = ",".join(f"{name}={value}" for name, value in labels_of(job, role).items())
-    listed = api.list_objects("pods", labels).items
+    listed = api.list_objects("pods", selector_of(job, role)).items
     return [one for one in listed if "deletionTimestamp" not in one["metadata"]]
 
 

@@ -28,6 +28,7 @@ from backstay.kubernetes.names import (
     STATUS,
     WORKER,
     WORKER_ID,
+    annotation,
     files_name,
     labels_of,
     object_name,
@@ -136,14 +137,12 @@ class JobObjects(NamedTuple):
     @property
     def content(self) -> str:
         """What tells whether two submissions are the same job."""
-        content: str = self.deployment["metadata"]["annotations"][CONTENT]
-        return content
+        return annotation(self.deployment, CONTENT)
 
     @property
     def run(self) -> str:
         """Which run of a schedule it is; empty: the job has none."""
-        run: str = self.deployment["metadata"]["annotations"].get(RUN, "")
-        return run
+        return annotation(self.deployment, RUN)
 
 
 class ScheduleObjects(NamedTuple):
@@ -155,8 +154,7 @@ class ScheduleObjects(NamedTuple):
     @property
     def content(self) -> str:
         """What tells whether two submissions are the same."""
-        content: str = self.cron_job["metadata"]["annotations"][CONTENT]
-        return content
+        return annotation(self.cron_job, CONTENT)
 
 
 def has_own_servers(deployment: Mapping[str, Any]) -> bool:
@@ -205,8 +203,7 @@ def job_objects(
     """
     settings = {} if own is None else {SETTINGS_FILE: settings_text(own.settings)}
     carried = {JOB_FILE: spec.to_json(), **settings, **files}
-    _check_files(carried)
-    content = hashlib.sha256(json.dumps(carried, sort_keys=True).encode()).hexdigest()
+    content = _content_of(carried)
     annotations = {JOB_NAME: spec.name, CONTENT: content, **({RUN: run} if run else {})}
     name = files_name(spec.name, content)
     metadata = {"labels": labels_of(spec.name, MASTER), "annotations": annotations}
@@ -237,10 +234,9 @@ def schedule_objects(spec: JobSpec, files: Mapping[str, str]) -> ScheduleObjects
     """
     assert spec.schedule is not None
     carried = {JOB_FILE: spec.to_json(), **files}
-    _check_files(carried)
-    content = hashlib.sha256(json.dumps(carried, sort_keys=True).encode()).hexdigest()
     labels = labels_of(spec.name, SCHEDULE)
-    metadata = {"labels": labels, "annotations": {JOB_NAME: spec.name, CONTENT: content}}
+    annotations = {JOB_NAME: spec.name, CONTENT: _content_of(carried)}
+    metadata = {"labels": labels, "annotations": annotations}
     cron_job = {
         "apiVersion": "batch/v1",
         "kind": "CronJob",
@@ -411,7 +407,12 @@ def _status_metadata(job: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_files(carried: Mapping[str, str]) -> None:
+def _content_of(carried: Mapping[str, str]) -> str:
+    """Return what tells files of a ConfigMap from others.
+
+    Raises:
+        ConfigError: They are too large, or one has a name that cannot be.
+    """
     for name in carried:
         if not _KEY.fullmatch(name):
             raise ConfigError(
@@ -425,6 +426,7 @@ def _check_files(carried: Mapping[str, str]) -> None:
             f"ConfigMap holds {FILES_BYTES_MAX:,}. Put them into the image, and name their folder "
             "there: kubernetes.model_folder"
         )
+    return hashlib.sha256(json.dumps(carried, sort_keys=True).encode()).hexdigest()
 
 
 def _variables(env: Mapping[str, str]) -> list[dict[str, Any]]:

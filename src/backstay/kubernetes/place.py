@@ -15,7 +15,7 @@ from backstay.kubernetes.api import KubernetesApi
 from backstay.kubernetes.follow import BegunJob
 from backstay.kubernetes.jobs import JobsOfNamespace, removal_text
 from backstay.kubernetes.manifest import objects_of, paths_outside, schedule_of, to_manifest
-from backstay.kubernetes.names import CONTENT, JOB_NAME
+from backstay.kubernetes.names import CONTENT, JOB_NAME, annotation
 from backstay.kubernetes.objects import JobObjects, Owner, ScheduleObjects
 from backstay.kubernetes.pod_template import section
 from backstay.kubernetes.submit import submit
@@ -87,7 +87,7 @@ def _made_schedule(api: KubernetesApi, spec: JobSpec, objects: ScheduleObjects) 
     found, made = api.get("cronjobs", name), "is unchanged"
     if found is None:
         found, made = api.create("cronjobs", objects.cron_job), "is made"
-    elif found["metadata"].get("annotations", {}).get(JOB_NAME) != spec.name:
+    elif annotation(found, JOB_NAME) != spec.name:
         raise JobRefused(
             f"a CronJob {name} is there that is not of job {spec.name!r}; rename the job"
         )
@@ -100,7 +100,7 @@ def _made_schedule(api: KubernetesApi, spec: JobSpec, objects: ScheduleObjects) 
     elif there.get("data") != files["data"]:
         api.replace("configmaps", files)
     # The CronJob comes last: its content says that all of it was changed.
-    if found["metadata"].get("annotations", {}).get(CONTENT) != objects.content:
+    if annotation(found, CONTENT) != objects.content:
         api.replace("cronjobs", objects.cron_job)
         made = "is changed"
     return (

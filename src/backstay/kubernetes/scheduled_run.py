@@ -23,7 +23,7 @@ from backstay.job_spec import HooksSpec, JobSpec
 from backstay.kubernetes.api import KubernetesApi
 from backstay.kubernetes.follow import BegunJob
 from backstay.kubernetes.manifest import objects_of
-from backstay.kubernetes.names import RUN, object_name
+from backstay.kubernetes.names import RUN, annotation, object_name
 from backstay.kubernetes.objects import NAMESPACE_VARIABLE, RUN_VARIABLE, JobObjects, Owner
 from backstay.kubernetes.refusals import Refusal, refusal_of, why_refused
 from backstay.kubernetes.submit import check_free, earlier_run, submit
@@ -147,7 +147,7 @@ class _Run:
     def _begins(self, objects: JobObjects) -> bool:
         """Whether no Pod before this one has made the objects of the run."""
         found = self._api.get("deployments", objects.deployment["metadata"]["name"])
-        return found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run
+        return found is None or annotation(found, RUN) != self._run
 
     def _to_the_end_of_the_job(self, objects: JobObjects) -> Outcome | None:
         owner = self._repeat(lambda: submit(self._api, self._spec.name, objects, self._stops.wait))

@@ -16,6 +16,7 @@ from backstay.kubernetes.names import (
     JOB_NAME,
     REPLACES,
     RUN,
+    annotation,
     object_name,
     pserver_name,
     status_name,
@@ -144,7 +145,7 @@ def submit(
         # A command that was killed while it removed an earlier job may have left its servers.
         earlier = _earlier_servers(api, job, objects)
     else:
-        earlier = _noted(there.deployment)
+        earlier = annotation(there.deployment, REPLACES)
         _check(there, job, objects)
         if objects.run and there.is_same and there.over and not there.is_going:
             return Owner(name, there.uid)
@@ -179,10 +180,6 @@ def _noting(deployment: Mapping[str, Any], earlier: str) -> dict[str, Any]:
     return {**deployment, "metadata": {**metadata, "annotations": annotations}}
 
 
-def _noted(deployment: Mapping[str, Any]) -> str:
-    return str(deployment["metadata"].get("annotations", {}).get(REPLACES, ""))
-
-
 def _earlier_servers(api: KubernetesApi, job: str, objects: JobObjects) -> str:
     """Return the cluster of earlier servers of a job's own, whose records they leave behind."""
     if objects.servers is None:
@@ -208,10 +205,9 @@ def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _ExistingJob | N
     if found is None:
         return None
     published = read_status(api, job)
-    annotations = found["metadata"].get("annotations", {})
-    is_same = annotations.get(CONTENT) == objects.content
+    is_same = annotation(found, CONTENT) == objects.content
     if objects.run:
-        is_same = annotations.get(RUN) == objects.run
+        is_same = annotation(found, RUN) == objects.run
     over = "" if published is None else published.over
     has_begun = published is not None and published.status is not None
     return _ExistingJob(found, over, has_begun, is_same, "deletionTimestamp" in found["metadata"])
@@ -220,7 +216,7 @@ def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _ExistingJob | N
 def _check(there: _ExistingJob, job: str, objects: JobObjects) -> None:
     """Refuse to touch another job, one that runs, and one that has rows that no checkpoint has."""
     name = objects.deployment["metadata"]["name"]
-    if there.deployment["metadata"].get("annotations", {}).get(JOB_NAME) != job:
+    if annotation(there.deployment, JOB_NAME) != job:
         raise JobRefused(f"a Deployment {name} is there that is not of job {job!r}; rename the job")
     if there.is_unsaved and not there.is_same:
         raise JobRefused(
