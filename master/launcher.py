@@ -138,6 +138,11 @@ class LauncherPort(Protocol):
         """
 
 
+def _log_trouble(trouble: str) -> None:
+    if trouble:
+        log.warning("the job master does not answer the launcher: %s", trouble)
+
+
 class LaunchFollower:
     """Passes the job master's wish to the launcher, in a thread that lives inside ``with``.
 
@@ -149,7 +154,7 @@ class LaunchFollower:
         launcher: Launcher,
         master: LauncherPort,
         *,
-        on_trouble: Callable[[str], None],
+        on_trouble: Callable[[str], None] = _log_trouble,
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
         trouble_after_s: float = TROUBLE_AFTER_S,
     ) -> None:

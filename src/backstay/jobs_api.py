@@ -23,7 +23,7 @@ from backstay.errors import ConfigError, JobError, JobRefused, UnknownJob
 from backstay.job_spec import JobSpec
 from backstay.runner.cluster_jobs import Cluster
 from backstay.runner.job_run import DATA_OF_USE, RunOptions, job_of, supervisor_of
-from backstay.runner.metrics_log import figures_of
+from backstay.runner.metrics_log import evaluations_of, figures_of
 from backstay.runner.outcome import Outcome
 from backstay.runner.place import BegunJob, Published, place_named, place_names
 from backstay.runner.show import Servers, Show
@@ -64,11 +64,8 @@ class Job(ABC):
         status = self._status()
         if status is None:
             return {}
-        evaluations = [
-            {"round": one.round, "step": one.steps, "metrics": dict(one.metrics)}
-            for one in status.evaluations
-        ]
-        return {**figures_of(status), "state": self.state, "evaluations": evaluations}
+        known = {"state": self.state, "evaluations": evaluations_of(status)}
+        return {**figures_of(status), **known}
 
     @abstractmethod
     def scale(self, workers: int) -> int:
@@ -281,7 +278,7 @@ class _JobThere(Job):
         return self._published().state
 
     def scale(self, workers: int) -> int:
-        before: int = json.loads(self._order("scale", self.name, str(workers), "--json"))["before"]
+        before: int = self._order("scale", self.name, str(workers))["before"]
         return before
 
     def stop(self, reason: str = "Job.stop") -> None:
@@ -303,15 +300,19 @@ class _JobThere(Job):
             raise UnknownJob(f"the objects of job {self.name!r} were deleted")
         return published
 
-    def _order(self, *words: str) -> str:
-        """Run a command of ``backstay jobs`` in the job master's Pod; return what it prints."""
+    def _order(self, *words: str) -> dict[str, Any]:
+        """Run a command of ``backstay jobs`` beside the job's master; return its result."""
         if over := self._published().over:
             raise JobRefused(f"job {self.name!r} is {over}: it has no job master any more")
-        ran = self._begun.run(words)
+        ran = self._begun.run([*words, "--json"])
+        try:
+            result: dict[str, Any] = json.loads(ran.output)
+        except ValueError:
+            # It was ended before it could print its result.
+            result = {}
         if ran.exit_code:
-            text = ran.errors.strip().removeprefix("Error: ")
-            raise JobRefused(text or f"job {self.name!r}: exit code {ran.exit_code}")
-        return ran.output
+            raise JobRefused(result.get("error", f"job {self.name!r}: exit code {ran.exit_code}"))
+        return result
 
 
 class _Deadline(StopOrder):

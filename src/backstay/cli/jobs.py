@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 from google.protobuf.json_format import MessageToDict
@@ -26,6 +26,7 @@ from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import (
     BackstayError,
     ConfigError,
+    JobError,
     JobRefused,
     RequestRefused,
     ServerUnavailable,
@@ -57,6 +58,11 @@ FOLLOW_PAUSE_S = 0.25
 COMPLETION_LIMIT_MS = 1000
 MASTER = "master"
 REST = f"{__name__}.rest"
+# The cluster answers, and does not do it.
+REFUSALS: dict[type[BackstayError], ExitCode] = {
+    JobRefused: ExitCode.FAILED,
+    RequestRefused: ExitCode.FAILED,
+}
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -137,6 +143,7 @@ def _asking(options: ClusterOptions, *, as_json: bool = False, job: str = "") ->
     """
     with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         cluster = _cluster(options, job)
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json, others=REFUSALS):
         try:
             yield cluster
         except ServerUnavailable as error:
@@ -147,15 +154,6 @@ def _asking(options: ClusterOptions, *, as_json: bool = False, job: str = "") ->
                 f"--log-dir FOLDER reads its log_dir (backstay-jobs/{job} beside the job file, "
                 "unless the job file names another)"
             ) from error
-        except (JobRefused, RequestRefused) as error:
-            _fail(str(error), as_json=as_json)
-
-
-def _fail(text: str, *, as_json: bool = False) -> NoReturn:
-    if as_json:
-        print_json({"error": text})
-    click.echo(f"Error: {text}", err=True)
-    raise click.exceptions.Exit(ExitCode.FAILED)
 
 
 class _JobsGroup(click.Group):
@@ -203,8 +201,7 @@ def jobs(
     # As the command itself would take them: --help, a missing argument and a wrong option, too.
     command = jobs.commands[context.invoked_subcommand]
     given = command.make_context(context.invoked_subcommand, list(words), parent=context).params
-    others: dict[type[BackstayError], ExitCode] = {JobRefused: ExitCode.FAILED}
-    with exit_on_error(ExitCode.NO_ANSWER, as_json=bool(given.get("as_json")), others=others):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=bool(given.get("as_json")), others=REFUSALS):
         if endpoint is not None or given.get("folder") is not None or given.get("follow"):
             raise ConfigError(
                 "--on kubernetes: asks the API of Kubernetes; leave out --endpoint, --log-dir "
@@ -416,21 +413,24 @@ def logs(
     if folder is None:
         with _asking(options, job=job) as cluster:
             folder = Path(JobSpec.from_json(cluster.entry(job).spec_json).log_dir)
-    if not folder.is_dir():
-        _fail(
-            f"the logs of {job!r} are in {folder} on the machine where its `backstay train` runs, "
-            "and that folder is not here"
-        )
-    # The path is not made of the given name, which could lead to another folder.
-    known = {path.stem: path for path in (folder / "workers").glob("*.log")}
-    known[MASTER] = folder / "master.log"
-    if worker is None:
-        for name, path in sorted(known.items()):
-            click.echo(f"{name}  {path}")
+    with exit_on_error(ExitCode.FAILED):
+        if not folder.is_dir():
+            raise JobError(
+                f"the logs of {job!r} are in {folder} on the machine where its `backstay train` "
+                "runs, and that folder is not here"
+            )
+        # The path is not made of the given name, which could lead to another folder.
+        known = {path.stem: path for path in (folder / "workers").glob("*.log")}
+        known[MASTER] = folder / "master.log"
+        if worker is not None and (worker not in known or not known[worker].exists()):
+            raise JobError(
+                f"there is no log of {worker!r} in {folder}; without --worker all are listed"
+            )
+    if worker is not None:
+        _print_end(known[worker], lines, follow=follow)
         return
-    if worker not in known or not known[worker].exists():
-        _fail(f"there is no log of {worker!r} in {folder}; without --worker all are listed")
-    _print_end(known[worker], lines, follow=follow)
+    for name, path in sorted(known.items()):
+        click.echo(f"{name}  {path}")
 
 
 def _print_end(path: Path, lines: int, *, follow: bool) -> None:

@@ -9,7 +9,7 @@ from backstay._proto.v1 import job_pb2
 from backstay.exit_codes import ExitCode
 from backstay.job_spec import JobSpec
 from backstay.runner.audit import audit_mapping
-from backstay.runner.metrics_log import figures_of
+from backstay.runner.metrics_log import evaluations_of, figures_of
 from backstay.trainer.worker.audit import RecordsAudit
 
 __all__ = ["Outcome", "what_is_not_kept"]
@@ -62,10 +62,7 @@ class Outcome:
             "exit_code": self.exit_code,
             "steps": figures["step"],
             **{name: figures[name] for name in kept},
-            "evaluations": [
-                {"round": one.round, "step": one.steps, "metrics": dict(one.metrics)}
-                for one in status.evaluations
-            ],
+            "evaluations": evaluations_of(status),
             "master_starts": status.master_starts,
             "checkpoint": status.checkpoint or None,
             "checkpoint_url": status.checkpoint_url or None,

@@ -7,7 +7,6 @@ any time. If this process is killed, all of it ends, and the same command goes o
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import sys
@@ -60,8 +59,6 @@ LAST_LOOK_S = 5.0
 LEAVE_LIMIT_S = 5.0
 # More of them say nothing new; all are in the logs.
 FAILURES_SHOWN_MAX = 20
-
-log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -229,7 +226,7 @@ class Supervisor:
             # Left in the opposite order: first the workers go, then the job master.
             metrics = stack.enter_context(MetricsLog(self._log_dir, tensorboard=spec.tensorboard))
             master = stack.enter_context(self._master(spec_path, env, servers_end=servers.are_own))
-            client = self._client(servers, CALL_LIMIT_MS)
+            client = self._client(servers)
             stack.callback(client.close)
             follower = self._follow(stack, servers, env)
             self._passes = PassHooks(
@@ -260,11 +257,9 @@ class Supervisor:
         launcher = kind.for_job(
             WorkerProgram(spec, {**env, **threads.environment, **spec.workers.env})
         )
-        client = self._client(servers, CALL_LIMIT_MS)
+        client = self._client(servers)
         stack.callback(client.close)
-        follower = LaunchFollower(
-            launcher, client.launch, on_trouble=_log_trouble, on_exit=_ExitPrinter(self._show.say)
-        )
+        follower = LaunchFollower(launcher, client.launch, on_exit=_ExitPrinter(self._show.say))
         return stack.enter_context(follower)
 
     def _say_new_notes(self, status: job_pb2.JobStatus) -> None:
@@ -324,8 +319,8 @@ class Supervisor:
         """Return what a second Ctrl-C says before it ends everything at once."""
         return f"ended at once; {self._where_it_goes_on()}"
 
-    def _client(self, servers: JobServers, limit_ms: int) -> JobClient:
-        config: ClientConfig = replace(servers.config, deadline_ms=limit_ms)
+    def _client(self, servers: JobServers) -> JobClient:
+        config: ClientConfig = replace(servers.config, deadline_ms=CALL_LIMIT_MS)
         return JobClient(servers.endpoints, self._spec.name, config=config)
 
     def _master(self, spec_path: Path, env: dict[str, str], *, servers_end: bool) -> MasterProcess:
@@ -509,8 +504,3 @@ class _ExitPrinter:
         # A worker that was killed had no last words about it.
         last = "" if end.code < 0 else message_of(end.last_words.rpartition("\n")[2])
         self._say(f"worker {end.worker_id} {end.how}{f': {last}' if last else ''}")
-
-
-def _log_trouble(trouble: str) -> None:
-    if trouble:
-        log.warning("the job master does not answer the launcher: %s", trouble)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from backstay.kubernetes.pserver_objects import server_settings
 from backstay.kubernetes.published_status import status_data
 from backstay.kubernetes.submit import check_free, earlier_run, submit
 from backstay.master.hosted_launcher import ExitsSeen
+from backstay.runner.place import Ran
 from backstay.runner.stop_signals import StopOrder
 from tests.unit.kubernetes.kubernetes_objects import Objects
 
@@ -350,3 +351,24 @@ def test_a_stop_that_does_not_reach_the_job_leaves_it(monkeypatch: pytest.Monkey
     begun = BegunJob(api_of(cluster), spec_of(), owner)
     assert begun.follow(show, stops, lambda: True) is None
     assert said[-1] == "the job is not stopped: it has no job master now"
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        (Ran('{"error": "workers: 9 is more than max"}', "Error: other words", 1), "more than max"),
+        (Ran("", "Killed", 137), "job 'census': exit code 137"),
+    ],
+)
+def test_a_refused_order_says_why_by_its_field(ran: Ran, said: str) -> None:
+    class Refusing(BegunJob):
+        def run(self, words: Sequence[str]) -> Ran:
+            assert [*words] == ["scale", JOB, "9", "--json"]
+            return ran
+
+    cluster = Cluster(JOB)
+    owner = submit(api_of(cluster), JOB, objects_of(), never)
+    publish(cluster, **status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen()))
+    job = _JobThere(Refusing(api_of(cluster), spec_of(), owner), Display(JOB))
+    with pytest.raises(JobRefused, match=said):
+        job.scale(9)
