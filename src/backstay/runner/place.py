@@ -120,26 +120,14 @@ class BegunJob(Protocol):
     def follow(
         self, show: Show, stops: StopOrder, asks_to_stop: Callable[[], bool]
     ) -> Outcome | None:
-        """Look on at the job.
+        """Look on at the job; return how it ended, None if it goes on without this.
 
-        Args:
-            show: Where its progress is shown.
-            stops: Ends this, if ``asks_to_stop`` does not say that it stops the job.
-            asks_to_stop: Whether the order is for the job.
-
-        Returns:
-            How the job ended; None: it goes on.
-
-        Raises:
-            JobError: It was deleted.
+        An order to stop ends this, if ``asks_to_stop`` does not say that the order is for the job.
+        A job that was deleted is a ``JobError``.
         """
 
     def run(self, words: Sequence[str]) -> Ran:
-        """Run a command of ``backstay jobs`` beside its job master.
-
-        Raises:
-            JobRefused: It has no job master now.
-        """
+        """Run a command of ``backstay jobs`` beside its job master; without one: ``JobRefused``."""
 
 
 class JobsThere(Protocol):
@@ -155,11 +143,7 @@ class JobsThere(Protocol):
         """Return all jobs, by name."""
 
     def job(self, name: str) -> JobThere:
-        """Return one job.
-
-        Raises:
-            UnknownJob: There is no such job.
-        """
+        """Return one job, or raise ``UnknownJob``."""
 
     def waits_for(self, job: JobThere) -> str:
         """Return what a job waits for that has not begun; empty: for a moment only."""
@@ -168,29 +152,17 @@ class JobsThere(Protocol):
         """Return what has a log, by worker."""
 
     def log(self, job: JobThere, worker: str, lines: int) -> str:
-        """Return the end of a log.
-
-        Raises:
-            JobRefused: There is none.
-        """
+        """Return the end of a log, or raise ``JobRefused``."""
 
     def run(self, job: JobThere, command: str, words: Sequence[str]) -> Ran:
-        """Run a command of ``backstay jobs`` beside the job's master.
-
-        Raises:
-            JobRefused: It has no job master now.
-        """
+        """Run a command of ``backstay jobs`` beside the job's master, or raise ``JobRefused``."""
 
 
 class Place(Protocol):
     """Runs whole jobs. Errors are ``ConfigError`` and those of the place's API."""
 
     def check(self, config_file: Path | None, *, fresh: bool) -> None:
-        """Refuse options of a command that have no meaning here.
-
-        Raises:
-            ConfigError: One is given.
-        """
+        """Refuse options of a command that have no meaning here."""
 
     def plan(self, spec: JobSpec) -> tuple[str, list[str]]:
         """Return what ``begin`` would make, as text, and what to warn of."""
@@ -198,15 +170,12 @@ class Place(Protocol):
     def begin(
         self, spec: JobSpec, say: Callable[[str], None], stopped: Callable[[float], bool]
     ) -> BegunJob | None:
-        """Begin a job, or have it run by its schedule.
+        """Begin a job; return None if it has a schedule, and nothing runs now.
 
         Args:
             spec: The job.
             say: Takes warnings, and what was made.
             stopped: Waits for so many seconds; returns whether to give up.
-
-        Returns:
-            None: The job has a schedule, and nothing runs now.
 
         Raises:
             JobRefused: A job of the name runs already, with other settings or files.
