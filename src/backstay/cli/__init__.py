@@ -1,7 +1,7 @@
 """The ``backstay`` command: the tools that need more than one part of the package.
 
-A command is a module of this package with a ``click`` command in it, and a line below. May import
-every package, and nothing imports it.
+A command is a module of this package with a ``click`` command in it, and a line below. Imports
+any package but ``backstay.kubernetes``, and nothing imports it.
 """
 
 from __future__ import annotations
