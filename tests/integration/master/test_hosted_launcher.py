@@ -11,7 +11,7 @@ import pytest
 
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
-from backstay.job_spec import LAUNCHERS, WorkersSpec
+from backstay.job_spec import LAUNCHERS, LauncherClasses, WorkersSpec
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
 from backstay.master.launcher import WorkerProgram
@@ -60,7 +60,8 @@ class ThreadLauncher:
 def test_a_job_runs_with_the_launcher_of_its_job_file(
     endpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LAUNCHERS, "threads", f"{__name__}:{ThreadLauncher.__name__}")
+    classes = LauncherClasses(f"{__name__}:{ThreadLauncher.__name__}")
+    monkeypatch.setitem(LAUNCHERS, "threads", classes)
     spec = counting_spec(
         tmp_path, launcher="threads", workers=WorkersSpec(initial=2, min=1, max=2, env={"A": "b"})
     )
