@@ -17,15 +17,13 @@ from backstay.trainer.worker.local_run import LocalRun
 from examples.common.split import split
 from examples.ctr.generate import write_criteo
 from tests.e2e.zoo_data import write_digits, write_frappe, write_ratings
+from tests.examples import few
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # PyTorch says so wherever gradients are sparse.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
-CTR_MODELS = [
-    *("deepfm_torch.py", "deepfm_paddle.py", "dcn.py"),
-    pytest.param("xdeepfm.py", marks=pytest.mark.slow),
-]
+CTR_MODELS = ["deepfm_torch.py", "dcn.py", "xdeepfm.py", "deepfm_paddle.py"]
 Fields = dict[str, Any]
 
 
@@ -52,7 +50,7 @@ def metrics_of(job: str, given: Fields, factory: session.SessionFactory) -> dict
     return result.evaluations[-1]
 
 
-@pytest.mark.parametrize("framework", ["paddle", "torch"])
+@pytest.mark.parametrize("framework", few(1, ["paddle", "torch"]))
 def test_wide_and_deep_on_census(framework: str, server: session.SessionFactory) -> None:
     given: Fields = {"model": f"census/wide_deep_{framework}.py", "epochs": 2}
     metrics = metrics_of("census/job.yaml", given, server)
@@ -60,7 +58,7 @@ def test_wide_and_deep_on_census(framework: str, server: session.SessionFactory)
     assert metrics["logloss"] < 0.297
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", few(2, CTR_MODELS))
 def test_click_models_on_the_criteo_format(
     model: str, tmp_path: Path, server: session.SessionFactory
 ) -> None:
@@ -73,7 +71,7 @@ def test_click_models_on_the_criteo_format(
     assert 0.7 < metrics["auc"] < best
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", few(1, CTR_MODELS[::-1]))
 def test_click_models_on_the_frappe_format(
     model: str, tmp_path: Path, server: session.SessionFactory
 ) -> None:

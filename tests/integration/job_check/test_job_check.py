@@ -18,6 +18,7 @@ from backstay.exit_codes import ExitCode
 from backstay.job_check import process as check_process
 from backstay.job_check.process import check_job_apart, dry_run_apart
 from backstay.job_spec import JobSpec
+from tests.examples import few
 from tests.waiting import wait_until
 
 pytest.importorskip("torch")
@@ -131,26 +132,53 @@ def test_a_job_of_one_process_keeps_the_rows_of_its_own_server(folder: Path) -> 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
-    [
-        (("train", "--param", "height=1"), 2, "cannot be called as custom_model(height=...)"),
-        (("train", "--model", "none.py"), 2, "there is no file"),
-        (("train", "--model", "broken.py"), 2, 'broken.py", line 1'),
-        (("train", "--training", "/no/such/*.csv"), 1, "/no/such/*.csv: there is no such file"),
-        (("train", "--training", "head.csv"), 2, "training: there are no records in"),
-        (("train", "--training", "head.csv", "--local"), 2, "training: there are no records in"),
-        (("train", "--training", "head.csv", "--dry-run"), 2, "training: there are no records in"),
-        (("train", "--training", "none.csv", "--local"), 1, "none.csv: there is no such file"),
-        (("train", "--training", "data.bin"), 2, "training.kind: "),
-        (("train", "--log-dir", "/proc/x"), 2, "log_dir: cannot write to /proc/x: No such file"),
-        (("train", "--log-dir", "/proc/x", "--dry-run"), 2, "log_dir: cannot write to /proc/x: "),
-        (("train", "--output", "/proc/x"), 2, "output: cannot write to /proc/x: No such file"),
-        (("train", "--output", "/proc/x", "--dry-run"), 2, "output: cannot write to /proc/x: "),
-        (("train", "--output", "/proc/x", "--local"), 2, "output: cannot write to /proc/x: "),
-        (("train", "--output", "nowhere://x"), 2, "output: cannot write to nowhere://x: Protocol"),
-        (("predict", "--output", "/proc/x"), 2, "output: cannot write to /proc/x: No such file"),
-        (("evaluate", "--validation", "empty"), 1, "empty: the folder is empty, or has only"),
-        (("predict", "--prediction", "head.csv"), 2, "prediction: there are no records in"),
-    ],
+    few(
+        4,
+        [
+            (("train", "--param", "height=1"), 2, "cannot be called as custom_model(height=...)"),
+            (("train", "--model", "none.py"), 2, "there is no file"),
+            (("train", "--model", "broken.py"), 2, 'broken.py", line 1'),
+            (("train", "--training", "/no/such/*.csv"), 1, "/no/such/*.csv: there is no such file"),
+            (("train", "--training", "head.csv"), 2, "training: there are no records in"),
+            (
+                ("train", "--training", "head.csv", "--local"),
+                2,
+                "training: there are no records in",
+            ),
+            (
+                ("train", "--training", "head.csv", "--dry-run"),
+                2,
+                "training: there are no records in",
+            ),
+            (("train", "--training", "none.csv", "--local"), 1, "none.csv: there is no such file"),
+            (("train", "--training", "data.bin"), 2, "training.kind: "),
+            (
+                ("train", "--log-dir", "/proc/x"),
+                2,
+                "log_dir: cannot write to /proc/x: No such file",
+            ),
+            (
+                ("train", "--log-dir", "/proc/x", "--dry-run"),
+                2,
+                "log_dir: cannot write to /proc/x: ",
+            ),
+            (("train", "--output", "/proc/x"), 2, "output: cannot write to /proc/x: No such file"),
+            (("train", "--output", "/proc/x", "--dry-run"), 2, "output: cannot write to /proc/x: "),
+            (("train", "--output", "/proc/x", "--local"), 2, "output: cannot write to /proc/x: "),
+            (
+                ("train", "--output", "nowhere://x"),
+                2,
+                "output: cannot write to nowhere://x: Protocol",
+            ),
+            (
+                ("predict", "--output", "/proc/x"),
+                2,
+                "output: cannot write to /proc/x: No such file",
+            ),
+            (("evaluate", "--validation", "empty"), 1, "empty: the folder is empty, or has only"),
+            (("predict", "--prediction", "head.csv"), 2, "prediction: there are no records in"),
+        ],
+    ),
 )
 def test_a_job_that_cannot_be_right_is_refused_before_servers_start(
     folder: Path, words: tuple[str, ...], code: int, message: str
@@ -186,15 +214,18 @@ def test_files_without_records_are_named_and_the_others_trained_on(folder: Path)
 
 @pytest.mark.parametrize(
     ("old", "new", "kind", "said"),
-    [
-        ('column("x")', 'column("z")', ConfigError, "feed failed on the first 8 records of"),
-        ("else (x[:, None], x)", "else x", ConfigError, "it must return a pair"),
-        ("self.top(x)[", "self.top(x, x)[", ConfigError, "the model failed on the first 8"),
-        ("** 2).mean()", "** 2)", ConfigError, "it must return a tensor of one number"),
-        (").mean()", ").mean() / 0", NonFiniteLoss, "the loss is inf"),
-        ("lr=0.1", "lr='fast'", ConfigError, "the model cannot be made"),
-        ("return Net(width)", "return width", ConfigError, "it must return a torch.nn.Module"),
-    ],
+    few(
+        2,
+        [
+            ('column("x")', 'column("z")', ConfigError, "feed failed on the first 8 records of"),
+            ("else (x[:, None], x)", "else x", ConfigError, "it must return a pair"),
+            ("self.top(x)[", "self.top(x, x)[", ConfigError, "the model failed on the first 8"),
+            ("** 2).mean()", "** 2)", ConfigError, "it must return a tensor of one number"),
+            (").mean()", ").mean() / 0", NonFiniteLoss, "the loss is inf"),
+            ("lr=0.1", "lr='fast'", ConfigError, "the model cannot be made"),
+            ("return Net(width)", "return width", ConfigError, "it must return a torch.nn.Module"),
+        ],
+    ),
 )
 def test_a_dry_run_finds_what_fails_with_the_first_records(
     folder: Path, old: str, new: str, kind: type[Exception], said: str
