@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from backstay._proto.v1 import job_pb2
@@ -182,12 +181,7 @@ class LaunchFollower:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join(JOIN_S)
         self._launcher.close()

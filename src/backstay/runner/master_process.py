@@ -14,8 +14,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 from backstay import lifeline
 from backstay.errors import JobError
@@ -29,8 +27,6 @@ STOP_GRACE_S = 10.0
 LAST_WORDS_BYTES_MAX = 4096
 
 log = logging.getLogger(__name__)
-
-ProcessT = TypeVar("ProcessT", bound="MasterProcess")
 
 
 class MasterProcess:
@@ -73,17 +69,12 @@ class MasterProcess:
         self._exit_code: int | None = None
         self._thread = threading.Thread(target=self._keep, name="master", daemon=True)
 
-    def __enter__(self: ProcessT) -> ProcessT:
+    def __enter__(self) -> MasterProcess:
         self._start(0)
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
