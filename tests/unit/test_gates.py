@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.gates
+
 ROOT = Path(__file__).resolve().parents[2]
 # Scripts of the environment that runs the tests, on the PATH or not.
 SCRIPTS = Path(sys.executable).parent

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -37,12 +36,6 @@ from backstay.pserver.client.inspection import ClusterInspection, slots_short_of
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, counting_spec
 from tests.unit.kubernetes.kubernetes_objects import Objects
-
-
-@pytest.fixture
-def endpoints() -> Iterator[list[str]]:
-    with LocalCluster(servers=1) as cluster:
-        yield cluster.endpoints
 
 
 def served(objects: Objects, endpoints: list[str], spec: JobSpec) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,9 +14,7 @@ from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.job_spec import LAUNCHERS, LauncherClasses, WorkersSpec
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
-from backstay.master.job_client import forget_job
 from backstay.master.launcher import WorkerProgram
-from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, TASKS, Worker, counting_spec
 
 
@@ -57,13 +55,6 @@ class ThreadLauncher:
 
     def close(self) -> None:
         self.is_closed = True
-
-
-@pytest.fixture
-def endpoints() -> Iterator[list[str]]:
-    with LocalCluster(servers=1) as cluster:
-        yield cluster.endpoints
-        forget_job(cluster.endpoints, JOB, config=CLIENT)
 
 
 def test_a_job_runs_with_the_launcher_of_its_job_file(

@@ -26,7 +26,7 @@ StartServer = Callable[..., "subprocess.Popen[bytes]"]
 Eventually = Callable[[Callable[[], bool]], None]
 
 LOOPBACK = ("--listen-control", "127.0.0.1:0", "--listen-data", "127.0.0.1:0")
-STOP_LIMIT_S = 20.0
+STOP_LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from backstay.exit_codes import ExitCode
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer import Client
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 HOUR_MS = 3_600_000
 NOBODY = "127.0.0.1:1,127.0.0.1:2"
 MODEL = """\
