@@ -11,7 +11,7 @@ import logging
 from backstay.checkpoint import remote_exports
 from backstay.checkpoint.remote_exports import ExportTopic
 from backstay.cluster.directory import Directory
-from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest
+from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest, text_of
 from backstay.job_spec import ExportsSpec
 from backstay.master.job import Job
 
@@ -59,9 +59,9 @@ class JobExport:
                     trouble = await asyncio.to_thread(self._look)
                 pause_s = LOOK_S
             except FINAL as error:
-                trouble, pause_s = str(error), PAUSE_MAX_S
+                trouble, pause_s = text_of(error), PAUSE_MAX_S
             except BackstayError as error:
-                trouble, pause_s = str(error), min(2 * pause_s, PAUSE_MAX_S)
+                trouble, pause_s = text_of(error), min(2 * pause_s, PAUSE_MAX_S)
             self._job.note_trouble("exports", trouble and f"the export: {trouble}")
             await asyncio.sleep(pause_s)
 

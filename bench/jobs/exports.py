@@ -20,7 +20,7 @@ import grpc
 
 from backstay import rpc
 from backstay.checkpoint import remote_exports
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.storage import ExportFolder
 from backstay.config import SecurityConfig
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -27,8 +28,6 @@ from backstay.errors import (
     NoCheckpointFolder,
     StoreError,
 )
-from backstay.pserver.checkpoints.disk import in_disk_thread
-from backstay.pserver.checkpoints.gathering import SlotGatherer, refuse_anew
 from backstay.pserver.checkpoints.jobs import with_cut_short
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
@@ -39,9 +38,10 @@ from backstay.pserver.checkpoints.upkeep import (
     remove_unfinished,
     thin_out,
 )
-from backstay.pserver.membership.departures import now_text
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
+from backstay.pserver.snapshots.disk import in_disk_thread
+from backstay.pserver.snapshots.gathering import SlotGatherer, refuse_anew
 from backstay.tables import TableSpec
 
 __all__ = ["LOCK_WAIT_S", "SaveKind", "Saver"]
@@ -233,7 +233,7 @@ class Saver:
         routing = snapshot.routing
         assert routing is not None
         settings = snapshot.settings
-        created, begun_s = now_text(), asyncio.get_running_loop().time()
+        begun, begun_s = time.time(), asyncio.get_running_loop().time()
         full_every = 1 if kind == "full" else settings.checkpoint_full_every
         # They go before anything is written, because they may fill the disk.
         await in_disk_thread(remove_unfinished, storage)
@@ -257,11 +257,10 @@ class Saver:
         progress = with_cut_short(progress, cut)
         manifest = Manifest(
             id=checkpoint_id,
-            kind="full" if base is None else "incremental",
             base=None if base is None else base.id,
             cluster=self._view.cluster_id,
             cluster_uid=self._cluster_uid,
-            created=created,
+            begun=begun,
             routing_version=routing.version,
             generation=routing.generation,
             # One that was created meanwhile may have rows in slots that were written late.
@@ -283,7 +282,7 @@ class Saver:
         log.info(
             "checkpoint %s is written: %d rows, %d bytes in %d files",
             manifest.id,
-            int(slots.rows.sum()),
+            manifest.rows,
             manifest.total_bytes,
             len(manifest.parts),
         )

@@ -8,32 +8,33 @@ next increment has them all. See docs/internals/exports.md.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from backstay._proto.v1 import checkpoint_pb2
-from backstay.checkpoint.documents import FileEntry
-from backstay.checkpoint.element import (
-    Element,
+from backstay.checkpoint.chain import EXPORT_RULE, full_is_due
+from backstay.checkpoint.manifest import (
+    NO_PART,
     ExportChoice,
-    Kind,
-    SlotLists,
-    base_is_due,
-    element_id,
+    Manifest,
+    Prefix,
+    SlotEntries,
+    new_id,
     number_of,
-    surplus,
 )
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.retention import surplus_of_export
+from backstay.checkpoint.storage import ExportFolder
 from backstay.consensus import ClusterView, RoutingTable
 from backstay.consensus.records.exports import ExportRecord, tables_of_exports
 from backstay.errors import BackstayError, CheckpointDamaged, CheckpointUnavailable
-from backstay.pserver.checkpoints.disk import in_disk_thread
-from backstay.pserver.checkpoints.gathering import Gathered, SlotGatherer, refuse_anew
 from backstay.pserver.metrics.export_figures import ExportCounter
+from backstay.pserver.snapshots.disk import in_disk_thread
+from backstay.pserver.snapshots.gathering import Gathered, SlotGatherer, refuse_anew
 from backstay.tables import TableSpec
 from backstay.tasks import end_tasks
 
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def why_a_new_chain(
-    newest: Element | None,
+    newest: Manifest | None,
     record: ExportRecord,
     specs: Mapping[str, TableSpec],
     cluster_uid: str,
@@ -65,7 +66,7 @@ def why_a_new_chain(
         return "the export was started"
     if newest.generation != generation:
         return f"rows were restored or lost: generation {generation}, before {newest.generation}"
-    if list(newest.choice.tables) != list(specs):
+    if [one.name for one in newest.tables] != list(specs):
         return "there are other tables"
     changed = [one.name for one in newest.tables if one.kind != specs[one.name].kind]
     if changed:
@@ -98,7 +99,7 @@ class _Base:
     bytes: int
     since: Mapping[int, int]
 
-    def with_increment(self, element: Element) -> _Base:
+    def with_increment(self, element: Manifest) -> _Base:
         return _Base(self.id, self.bytes, {**self.since, element.number: element.total_bytes})
 
 
@@ -134,11 +135,11 @@ class Exporter:
         self._folder: ExportFolder | None = None
         self._next_number = 1
         # What the next increment builds on.
-        self._newest: Element | None = None
+        self._newest: Manifest | None = None
         self._base: _Base | None = None
         self._compaction: asyncio.Task[None] | None = None
 
-    async def write(self) -> Element | None:
+    async def write(self) -> Manifest | None:
         """Write the next element: an increment, or the base of a new chain.
 
         Returns:
@@ -192,12 +193,13 @@ class Exporter:
         self._folder = folder
 
     async def _increment(
-        self, newest: Element, specs: Mapping[str, TableSpec], routing: RoutingTable
-    ) -> Element:
+        self, newest: Manifest, specs: Mapping[str, TableSpec], routing: RoutingTable
+    ) -> Manifest:
         assert self._base is not None
         begun = time.time()
-        position, epoch = newest.slots.position, newest.slots.epoch
-        new_id = await self._begin("increment")
+        position = newest.slots.position.tolist()
+        epoch = newest.slots.epoch.tolist()
+        snapshot = await self._begin("inc")
 
         def request(slots: list[int]) -> checkpoint_pb2.WriteSlotsRequest:
             bases = [
@@ -206,7 +208,7 @@ class Exporter:
                 )
                 for slot in slots
             ]
-            asked = self._request(new_id, bases, specs)
+            asked = self._request(snapshot, bases, specs)
             asked.completed.extend(position)
             return asked
 
@@ -220,7 +222,7 @@ class Exporter:
                 raise _RowsBeganAnew
             base = self._base
             element = self._element(
-                new_id,
+                snapshot,
                 gathered,
                 specs,
                 begun=begun,
@@ -232,11 +234,11 @@ class Exporter:
             )
             await self._finish(element)
         except BaseException:
-            await self._discard(new_id)
+            await self._discard(snapshot)
             raise
         self._newest = element
         self._base = base = self._base.with_increment(element)
-        if self._compaction is None and (base_is_due(element) or await self._has_lost(base.id)):
+        if self._compaction is None and (_is_full_due(element) or await self._has_lost(base.id)):
             self._compaction = asyncio.ensure_future(self._compact(specs, routing))
         return element
 
@@ -266,40 +268,40 @@ class Exporter:
 
     async def _write_base(
         self, specs: Mapping[str, TableSpec], routing: RoutingTable, reason: str
-    ) -> Element:
+    ) -> Manifest:
         """Write a base; with a reason it begins a chain."""
         begun = time.time()
-        new_id = await self._begin("base")
+        snapshot = await self._begin("base")
 
         def request(slots: list[int]) -> checkpoint_pb2.WriteSlotsRequest:
             return self._request(
-                new_id, [checkpoint_pb2.SlotBase(slot=slot) for slot in slots], specs
+                snapshot, [checkpoint_pb2.SlotBase(slot=slot) for slot in slots], specs
             )
 
         try:
             gathered = await self._gatherer.gather(request)
             before = None if reason else self._newest
             element = self._element(
-                new_id,
+                snapshot,
                 gathered,
                 specs,
                 begun=begun,
                 generation=routing.generation,
                 reason=reason if before is None else before.reason,
-                chain=new_id if before is None else before.chain,
+                chain=snapshot if before is None else before.chain,
             )
-            refuse_anew(element.epoch, routing)
+            refuse_anew(element.slots.epoch, routing)
             await self._finish(element)
         except BaseException:
-            await self._discard(new_id)
+            await self._discard(snapshot)
             raise
         since = {} if self._base is None or reason else self._base.since
         newer = {number: size for number, size in since.items() if number > element.number}
-        self._base = _Base(new_id, element.total_bytes, newer)
+        self._base = _Base(snapshot, element.total_bytes, newer)
         log.info(
             "export %s: base %s is written: %d rows, %d bytes%s",
             self._record.name,
-            new_id,
+            snapshot,
             element.rows,
             element.total_bytes,
             f"; {reason}" if reason else "",
@@ -310,7 +312,7 @@ class Exporter:
 
     def _element(
         self,
-        new_id: str,
+        snapshot: str,
         gathered: Gathered,
         specs: Mapping[str, TableSpec],
         *,
@@ -318,17 +320,16 @@ class Exporter:
         generation: int,
         chain: str,
         reason: str,
-        before: Element | None = None,
+        before: Manifest | None = None,
         base: _Base | None = None,
-    ) -> Element:
+    ) -> Manifest:
         """Put the manifest together; ``before`` is what an increment builds on."""
         size = sum(part.bytes for part in gathered.parts)
-        return Element(
-            format=1,
-            id=new_id,
+        return Manifest(
+            id=snapshot,
             run=self._record.run,
             chain=chain,
-            base=new_id if base is None else base.id,
+            base=None if base is None else base.id,
             reason=reason,
             cluster=self._view.cluster_id,
             cluster_uid=self._cluster_uid,
@@ -336,9 +337,9 @@ class Exporter:
             begun=begun,
             every_s=self._record.every_s,
             choice=self._choice(specs),
-            specs=tuple(json.loads(spec.to_json()) for spec in specs.values()),
-            parts=tuple(FileEntry(one.file, one.bytes, one.sha256) for one in gathered.parts),
-            slots=_slot_lists(gathered, before),
+            tables=tuple(specs.values()),
+            parts=tuple(gathered.parts),
+            slots=_slot_entries(gathered, before),
             left_out=tuple(sorted(gathered.todo)),
             base_bytes=size if base is None else base.bytes,
             bytes_since_base=0 if base is None else sum(base.since.values()) + size,
@@ -366,25 +367,29 @@ class Exporter:
             ),
         )
 
-    async def _begin(self, kind: Kind) -> str:
+    async def _begin(self, prefix: Prefix) -> str:
         assert self._folder is not None
-        new_id = element_id(kind, self._next_number, secrets.token_hex(3))
+        snapshot = new_id(self._next_number, secrets.token_hex(3), prefix)
         # Whatever becomes of it: another writer may have seen the number.
         self._next_number += 1
-        await in_disk_thread(self._folder.create, new_id)
-        return new_id
+        await in_disk_thread(self._folder.create, snapshot)
+        return snapshot
 
-    async def _finish(self, element: Element) -> None:
+    async def _finish(self, element: Manifest) -> None:
         assert self._folder is not None
         # Its outcome must be known: what is half written would be removed.
-        finishing = asyncio.ensure_future(in_disk_thread(self._folder.finish, element))
+        finishing = asyncio.ensure_future(in_disk_thread(self._folder.write_manifest, element))
         try:
             await asyncio.shield(finishing)
         except asyncio.CancelledError:
             await asyncio.wait({finishing})
             raise
         self._counter.written(
-            element.kind, element.number, element.begun, element.rows, element.total_bytes
+            "base" if element.kind == "full" else "increment",
+            element.number,
+            element.begun,
+            element.rows,
+            element.total_bytes,
         )
 
     async def _discard(self, element: str) -> None:
@@ -392,33 +397,27 @@ class Exporter:
         await asyncio.shield(in_disk_thread(_remove_half, self._folder, element))
 
 
-def _slot_lists(gathered: Gathered, before: Element | None) -> SlotLists:
-    """Return what an element has of each slot; of one that is left out, nothing since before."""
-    part, position, since, epoch, whole, rows = [], [], [], [], [], []
-    for slot in range(len(gathered.written) + len(gathered.todo)):
-        one = gathered.written.get(slot)
-        known = (0, 0) if before is None else _place(before, slot)
-        part.append(-1 if one is None else one.part)
-        position.append(known[0] if one is None else one.position)
-        since.append(0 if one is not None and one.whole else known[0])
-        epoch.append(known[1] if one is None else one.epoch)
-        whole.append(1 if one is not None and one.whole else 0)
-        rows.append(0 if one is None else one.rows)
-    return SlotLists(
-        tuple(part),
-        tuple(position),
-        tuple(since),
-        tuple(epoch),
-        tuple(whole),  # type: ignore[arg-type]  # ones and zeros
-        tuple(rows),
-    )
+def _is_full_due(newest: Manifest) -> bool:
+    deltas = newest.number - number_of(newest.newest_full)
+    return full_is_due(EXPORT_RULE, deltas, newest.bytes_since_base, newest.base_bytes)
 
 
-def _place(element: Element, slot: int) -> tuple[int, int]:
-    return element.slots.position[slot], element.slots.epoch[slot]
+def _slot_entries(gathered: Gathered, before: Manifest | None) -> SlotEntries:
+    """Return what a snapshot has of each slot; of one that is left out, nothing since before."""
+    count = len(gathered.written) + len(gathered.todo)
+    none = np.zeros(count, np.uint64)
+    position = none.copy() if before is None else before.slots.position.copy()
+    epoch = none.copy() if before is None else before.slots.epoch.copy()
+    part, whole = np.full(count, NO_PART), np.zeros(count, np.bool_)
+    since, rows = position.copy(), none
+    for slot, one in gathered.written.items():
+        part[slot], position[slot], epoch[slot] = one.part, one.position, one.epoch
+        whole[slot], rows[slot] = one.whole, one.rows
+    since[whole] = 0
+    return SlotEntries(part, position, epoch, whole, rows, since)
 
 
-def _newest_of(folder: ExportFolder) -> tuple[Element | None, _Base | None]:
+def _newest_of(folder: ExportFolder) -> tuple[Manifest | None, _Base | None]:
     """Return what increments build on, and the newest whole base.
 
     Raises:
@@ -427,8 +426,8 @@ def _newest_of(folder: ExportFolder) -> tuple[Element | None, _Base | None]:
     newest = folder.newest()
     if newest is None:
         return None, None
-    base = _Base(newest.base, newest.base_bytes, {newest.number: newest.bytes_since_base})
-    if newest.kind == "increment":
+    base = _Base(newest.newest_full, newest.base_bytes, {newest.number: newest.bytes_since_base})
+    if newest.kind == "delta":
         return newest, base
     # A base that was written beside increments may be newer than these, which go on all the same.
     for name in reversed(folder.names()):
@@ -459,7 +458,7 @@ def _remove_half(folder: ExportFolder, element: str) -> None:
 def _thin_out(folder: ExportFolder) -> None:
     """Remove what is kept no longer."""
     try:
-        for old in surplus([name for name in folder.names() if folder.is_finished(name)]):
+        for old in surplus_of_export(folder.ids()):
             folder.delete(old)
     except BackstayError as error:
         log.warning("old elements could not be removed: %s", error)

@@ -11,16 +11,16 @@ from typing import Any
 from grpc import aio
 
 from backstay._proto.v1 import export_pb2, export_pb2_grpc
-from backstay.checkpoint.element import Element
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.storage import ExportFolder
 from backstay.consensus import ClusterView
 from backstay.consensus.records.exports import ExportRecord, TopicRecord, tables_of_exports
 from backstay.errors import BackstayError, CheckpointUnavailable, ServerUnavailable
-from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.topic.link import ensure_topic
 from backstay.pserver.metrics.export_figures import ExportsFigures
 from backstay.pserver.peers import PeerCalls
+from backstay.pserver.snapshots.disk import in_disk_thread
 
 __all__ = ["ExportParts", "ExportService"]
 
@@ -48,7 +48,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         """Prepare; ``parts`` is None as long as the node has not joined its cluster."""
         self.parts: ExportParts | None = None
         # One look at each folder at a time: it has a thread until the folder answers.
-        self._looks: dict[str, asyncio.Future[Element | None]] = {}
+        self._looks: dict[str, asyncio.Future[Manifest | None]] = {}
 
     async def StartExport(  # noqa: N802 (the name is the service's)
         self,
@@ -110,7 +110,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             answer.exports.append(told)
         return answer
 
-    async def _newest_at(self, url: str) -> Element | None:
+    async def _newest_at(self, url: str) -> Manifest | None:
         look = self._looks.get(url)
         if look is None:
             look = self._looks[url] = asyncio.ensure_future(in_disk_thread(_newest_at, url))
@@ -126,7 +126,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return self.parts
 
 
-def _newest_at(url: str) -> Element | None:
+def _newest_at(url: str) -> Manifest | None:
     return ExportFolder(url).newest()
 
 
@@ -182,7 +182,7 @@ def _described(record: ExportRecord, tables: tuple[str, ...]) -> export_pb2.Expo
     )
 
 
-def _add_element(told: export_pb2.Export, newest: Element | None) -> None:
+def _add_element(told: export_pb2.Export, newest: Manifest | None) -> None:
     if newest is None:
         return
     told.element, told.chain, told.reason = newest.id, newest.chain, newest.reason

@@ -21,7 +21,7 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Producer
 
 from backstay.checkpoint import remote
-from backstay.checkpoint.element import number_of
+from backstay.checkpoint.manifest import number_of
 from backstay.checkpoint.remote_exports import ExportTopic
 from backstay.consensus.records.exports import ExportRecord, TopicRecord
 from backstay.errors import CheckpointUnavailable, ConfigError, ExportRefused, InvalidRequest

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from backstay.checkpoint.element import Element, ExportChoice
+from backstay.checkpoint.manifest import ExportChoice, Manifest
 from backstay.consensus.records.exports import ExportRecord, TopicRecord
 from backstay.pserver.exports.exporter import why_a_new_chain
 from backstay.tables import Expiry, Lifetime, PullFunction, Score, TableSpec
@@ -27,12 +26,12 @@ def scaled(weights: Any, *, factor: float = 1.0) -> Any:
     return weights * factor
 
 
-def newest(spec: TableSpec) -> Element:
+def newest(spec: TableSpec) -> Manifest:
     choice = ExportChoice(("t",), score_at_least=RECORD.score_at_least)
-    return replace(base(), choice=choice, specs=(json.loads(spec.to_json()),))
+    return replace(base(), choice=choice, tables=(spec,))
 
 
-def why(element: Element | None, spec: TableSpec, record: ExportRecord = RECORD) -> str:
+def why(element: Manifest | None, spec: TableSpec, record: ExportRecord = RECORD) -> str:
     return why_a_new_chain(element, record, {spec.name: spec}, "ab", 0)
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from backstay._proto.v1 import export_pb2
 from backstay.consensus.records.exports import ExportRecord
-from backstay.pserver.checkpoints.disk import THREADS, in_disk_thread
 from backstay.pserver.services import export as service_module
 from backstay.pserver.services.export import ExportParts, ExportService
+from backstay.pserver.snapshots.disk import THREADS, in_disk_thread
 
 RECORD = ExportRecord("serve", "r", "/served", 1.0, ("*",), False, None, "2026-11-26")
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.checkpoint.element import Element
+from backstay.checkpoint.chain import Followed
+from backstay.checkpoint.manifest import Manifest
 from backstay.consensus.records.exports import ExportRecord, TopicRecord
 from backstay.errors import CheckpointDamaged, ConfigError, ExportRefused, InvalidRequest
 from backstay.pserver.ctl.cli import main as pserverctl
@@ -27,20 +28,19 @@ from backstay.pserver.exports.topic.messages import (
 )
 from backstay.pserver.exports.topic.steps import TopicStep, check_run, followed, next_step
 from backstay.pserver.metrics.export_figures import ExportsFigures
-from backstay.serving.state import Followed
 from tests.unit.serving.elements import base, increment
 
 RUN = base().run
 DAMAGED = "damaged"
 
-Read = Callable[[str], Element | None]
+Read = Callable[[str], Manifest | None]
 
 
-def folder(*elements: Element, **instead: str) -> tuple[list[str], Read]:
+def folder(*elements: Manifest, **instead: str) -> tuple[list[str], Read]:
     """Return names and reader of a folder; ``instead`` are elements that are damaged."""
-    there: Mapping[str, Element] = {one.id: one for one in elements}
+    there: Mapping[str, Manifest] = {one.id: one for one in elements}
 
-    def read(name: str) -> Element | None:
+    def read(name: str) -> Manifest | None:
         if name.replace("-", "_") in instead:
             raise CheckpointDamaged(f"{name} is damaged")
         return there.get(name)
@@ -48,7 +48,7 @@ def folder(*elements: Element, **instead: str) -> tuple[list[str], Read]:
     return sorted(there, key=lambda one: (int(one.split("-")[1]), one)), read
 
 
-def progress(element: Element, **more: object) -> TopicProgress:
+def progress(element: Manifest, **more: object) -> TopicProgress:
     chosen: dict[str, object] = {"run": RUN, "started": "2026-11-26T10:00:00.000+00:00", **more}
     return TopicProgress(
         format=1,
@@ -66,7 +66,7 @@ def progress(element: Element, **more: object) -> TopicProgress:
     )
 
 
-def at(element: Element) -> Followed:
+def at(element: Manifest) -> Followed:
     """Return the state of a topic that has an element."""
     _, read = folder(element)
     state = followed(progress(element), RUN, read)

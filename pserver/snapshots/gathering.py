@@ -19,7 +19,7 @@ from backstay._proto.v1 import checkpoint_pb2
 from backstay.checkpoint.manifest import Part, SlotEntries
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
 from backstay.consensus.records import NO_MASTER
-from backstay.errors import BackstayError, CheckpointError, CheckpointUnavailable
+from backstay.errors import BackstayError, CheckpointError, CheckpointUnavailable, text_of
 from backstay.pserver.peers import PeerCalls
 
 __all__ = ["Gathered", "SlotGatherer", "SlotWritten", "refuse_anew"]
@@ -154,7 +154,7 @@ class SlotGatherer:
                     # The folder: no other node would fare better.
                     raise
                 except BackstayError as error:
-                    reasons[node.node_id] = str(error)
+                    reasons[node.node_id] = text_of(error)
                     return
                 if response is None:
                     reasons[node.node_id] = f"{node.node_id} has lost them"
