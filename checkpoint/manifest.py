@@ -599,7 +599,8 @@ def _unix_time(created: str) -> float:
         begun = datetime.fromisoformat(seconds).replace(tzinfo=timezone.utc).timestamp()
     except ValueError as error:
         raise InvalidRequest(f"created {created!r} is no time: {error}") from error
-    return begun + float(f"0.{fraction or 0}")
+    # The nearest number to the text, as it is the nearest to the time that was written.
+    return float(f"{begun:.0f}.{fraction or 0}")
 
 
 def _check_number(name: str, value: int, lowest: int = 0) -> None:
