@@ -68,12 +68,12 @@ def why_a_new_chain(
     changed = [one.name for one in newest.tables if one.kind != specs[one.name].kind]
     if changed:
         return f"table {changed[0]} is another one"
-    if record.topic is not None:
+    if record.spec.topic is not None:
         # It has what the function makes of rows, of those that did not change too.
         pulled = [one.name for one in newest.tables if one.pull != specs[one.name].pull]
         if pulled:
             return f"a pull of table {pulled[0]} goes through another function"
-    if record.score_at_least is None:
+    if record.spec.score_at_least is None:
         return ""
     # Rows that did not change may come or go by it.
     scored = [one.name for one in newest.tables if _score_of(one) != _score_of(specs[one.name])]
@@ -178,7 +178,7 @@ class Exporter:
 
     async def _resume(self) -> ExportFolder:
         """Find out what is there, and remove what earlier writers did not finish."""
-        folder = await in_disk_thread(ExportFolder, self._record.url)
+        folder = await in_disk_thread(ExportFolder, self._record.spec.url)
         self._next_number = await in_disk_thread(next_number, folder)
         try:
             newest, full = await in_disk_thread(_newest_of, folder)
@@ -203,7 +203,7 @@ class Exporter:
         order = SnapshotOrder(
             before=newest,
             choice=self._choice(specs),
-            give_up_s=max(self._record.every_s, GIVE_UP_S),
+            give_up_s=max(self._record.spec.every_s, GIVE_UP_S),
             first=frozenset(newest.left_out),
         )
 
@@ -319,7 +319,7 @@ class Exporter:
                 cluster_uid=self._cluster_uid,
                 generation=generation,
                 begun=begun,
-                every_s=self._record.every_s,
+                every_s=self._record.spec.every_s,
                 choice=order.choice,
                 tables=tuple(specs.values()),
                 parts=tuple(gathered.parts),
@@ -329,7 +329,7 @@ class Exporter:
                 bytes_since_base=0 if full is None else sum(full.since.values()) + size,
             )
 
-        writer = SnapshotWriter(self._gatherer, folder, self._record.url)
+        writer = SnapshotWriter(self._gatherer, folder, self._record.spec.url)
         written = await writer.write(snapshot, order, manifest_of)
         self._counter.written(
             "base" if written.kind == "full" else "increment",
@@ -341,7 +341,9 @@ class Exporter:
         return written
 
     def _choice(self, specs: Mapping[str, TableSpec]) -> ExportChoice:
-        return ExportChoice(tuple(specs), self._record.statistics, self._record.score_at_least)
+        return ExportChoice(
+            tuple(specs), self._record.spec.statistics, self._record.spec.score_at_least
+        )
 
 
 def _newest_of(folder: ExportFolder) -> tuple[Manifest | None, _Full | None]:

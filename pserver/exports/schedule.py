@@ -82,7 +82,7 @@ class ExportSchedule:
         """Write one export until it is stopped, or until cancelled."""
         counter = self._figures.begin(record.name)
         exporter = self._open(record, counter)
-        publisher = None if record.topic is None else self._open_publisher(record, counter)
+        publisher = None if record.spec.topic is None else self._open_publisher(record, counter)
         try:
             await self._write_on(exporter, publisher, record, counter)
         finally:
@@ -99,7 +99,7 @@ class ExportSchedule:
         counter: ExportCounter,
     ) -> None:
         loop, due = asyncio.get_running_loop(), self._open_due()
-        every = Every(record.every_s, record.every_pushes, by_busiest=True)
+        every = Every(record.spec.every_s, record.spec.every_pushes, by_busiest=True)
         told_s, told = -TELL_S, record.trouble
         while (now := self._now(record)) is not None:
             await due.begin(every, loop.time())

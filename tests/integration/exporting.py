@@ -21,6 +21,7 @@ from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.remote_exports import RunningExport
 from backstay.checkpoint.storage import CheckpointStorage, ExportFolder
 from backstay.config import SecurityConfig
+from backstay.consensus.records.exports import export_spec
 from backstay.consensus.records.messages import routing_from_message
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
@@ -54,9 +55,9 @@ CALL_S = 10.0
 
 
 def start_export(cluster: LocalCluster, folder: Path | str, **more: Any) -> None:
-    chosen = {"every_s": EVERY_S, "tables": ["*"], **more}
+    spec = export_spec({"url": str(folder), "every_s": EVERY_S, "tables": ["*"], **more})
     with _channel(cluster) as channel, rpc.mapped_errors("the cluster"):
-        remote_exports.start(channel, NAME, str(folder), timeout_s=CALL_S, **chosen)
+        remote_exports.start(channel, NAME, spec, timeout_s=CALL_S)
 
 
 def stop_export(cluster: LocalCluster, *, now: bool = False) -> None:

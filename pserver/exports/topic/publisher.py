@@ -18,8 +18,9 @@ from itertools import chain
 from backstay.checkpoint.chain import Followed
 from backstay.checkpoint.manifest import Manifest, number_of
 from backstay.checkpoint.storage import ExportFolder
-from backstay.consensus.records.exports import ExportRecord, TopicRecord
+from backstay.consensus.records.exports import ExportRecord
 from backstay.errors import CheckpointDamaged, text_of
+from backstay.job_spec import ExportTopicSpec
 from backstay.pserver.exports.topic.element_rows import ElementRows
 from backstay.pserver.exports.topic.link import TopicLink, Unwanted
 from backstay.pserver.exports.topic.messages import TopicProgress
@@ -53,9 +54,9 @@ class TopicPublisher:
             record: The export; it has a topic.
             counter: Is told how the topic does.
         """
-        assert record.topic is not None
+        assert record.spec.topic is not None
         self._record = record
-        self._topic: TopicRecord = record.topic
+        self._topic: ExportTopicSpec = record.spec.topic
         self._counter = counter
         # Of the element whose rows the topic has, if that is of this run.
         self._number = 0
@@ -103,7 +104,7 @@ class TopicPublisher:
             BackstayError: Something failed; another session finds out how far this one came.
         """
         record = self._record
-        elements = _Elements(ExportFolder(record.url))
+        elements = _Elements(ExportFolder(record.spec.url))
 
         def check(known: TopicProgress | None) -> None:
             check_run(known, record.run, record.started)

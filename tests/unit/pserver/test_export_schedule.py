@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from backstay.consensus.records.exports import ExportRecord
+from backstay.job_spec import ExportsSpec
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.schedule import ExportSchedule
 from backstay.pserver.metrics.export_figures import ExportsFigures
@@ -28,7 +29,9 @@ class Broken:
 def test_an_error_without_a_text_is_told_by_its_name() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         records = ExportRecords(MemoryStore(backend), KEYS)
-        record = await records.start("serve", "/served", every_s=60.0, tables=("*",))
+        record = await records.start(
+            "serve", ExportsSpec(url="/served", every_s=60.0, tables=("*",))
+        )
         snapshot = SimpleNamespace(exports={"serve": record}, revision=1)
 
         async def never(_revision: int) -> None:
