@@ -100,7 +100,8 @@ def check_chain(chain: Sequence[Manifest]) -> None:
 def first_whole(chain: Sequence[Manifest]) -> NDArray[np.int64]:
     """Return, for each slot, where reading begins: at the newest of a chain that has it whole."""
     whole = np.array([manifest.slots.whole for manifest in chain])
-    return len(chain) - 1 - np.argmax(whole[::-1], axis=0)
+    first: NDArray[np.int64] = len(chain) - 1 - np.argmax(whole[::-1], axis=0)
+    return first
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,6 +103,7 @@ def export() -> None:
 @click.pass_obj
 def start(
     options: ClusterOptions,
+    /,
     name: str,
     url: str,
     *,

@@ -39,13 +39,14 @@ def fill(message: Message, values: Mapping[str, Any]) -> None:
 
 def values_of(message: Message) -> dict[str, Any]:
     """Return the fields of a message as ``fill`` takes them; None of one that is not set."""
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+    return {name: _value(message, name) for name in message.DESCRIPTOR.fields_by_name}
 
 
-def _value(message: Message, field: FieldDescriptor) -> Any:
-    value = getattr(message, field.name)
+def _value(message: Message, name: str) -> Any:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    value = getattr(message, name)
     if field.is_repeated:
         return dict(value) if isinstance(value, Mapping) else tuple(value)
-    if field.has_presence and not message.HasField(field.name):
+    if field.has_presence and not message.HasField(name):
         return None
     return values_of(value) if field.type == FieldDescriptor.TYPE_MESSAGE else value

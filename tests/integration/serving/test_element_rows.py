@@ -85,7 +85,7 @@ def written(
         choice=ExportChoice(("t", "w")),
         tables=specs,
         parts=(Part(PART, path.stat().st_size, digest),),
-        slots=replace(element.slots, rows=counts),
+        slots=replace(element.slots, rows=counts.astype(np.uint64)),
     )
     there.write_manifest(whole)
     return whole
