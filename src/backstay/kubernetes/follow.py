@@ -90,7 +90,7 @@ class BegunJob:
         Raises:
             JobError: Its objects were deleted.
         """
-        end = _Follower(self, show, stops, asks_to_stop).follow()
+        end = _JobWatch(self, show, stops, asks_to_stop).follow()
         if end is None:
             return None
         audit = None if end.audit is None else audit_of_mapping(end.audit)
@@ -98,7 +98,7 @@ class BegunJob:
         return Outcome(end.status, end.over, end.reason, seconds, audit)
 
 
-class _Follower:
+class _JobWatch:
     """Looks on at a job until it is over, or the user leaves it."""
 
     def __init__(

@@ -30,7 +30,7 @@ from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.job_spec import JobSpec
 from backstay.logs import message_of
 from backstay.master.job_client import JobClient, find_job
-from backstay.master.launcher import PATIENCE, LaunchFollower, WorkerProgram, launcher_class
+from backstay.master.launcher import PATIENCE, LaunchLoop, WorkerProgram, launcher_class
 from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
 from backstay.master.status import complete_with_spec
 from backstay.runner.audit import audit_job, audit_mapping
@@ -337,7 +337,7 @@ class Supervisor:
 
     def _follow(
         self, stack: ExitStack, servers: JobServers, env: Mapping[str, str]
-    ) -> LaunchFollower | None:
+    ) -> LaunchLoop | None:
         """Run the job's launcher until the stack is left; None: the job master runs it."""
         spec = self._spec
         kind = launcher_class(spec.launcher)
@@ -352,7 +352,7 @@ class Supervisor:
         )
         client = self._client(servers, CALL_LIMIT_MS)
         stack.callback(client.close)
-        follower = LaunchFollower(
+        follower = LaunchLoop(
             launcher, client.launch, on_trouble=_log_trouble, on_exit=_ExitPrinter(self._show.say)
         )
         return stack.enter_context(follower)
