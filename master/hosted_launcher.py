@@ -188,7 +188,7 @@ class HostedLauncher:
         if kind.IN_JOB_MASTER:
             env = {ENDPOINT_VARIABLE: ",".join(endpoints), **spec.workers.env}
             self._launcher = kind.for_job(WorkerProgram(spec, env, owner))
-            self._follower = LaunchLoop(self._launcher, self._exchange, on_trouble=_log_trouble)
+            self._follower = LaunchLoop(self._launcher, self._exchange)
 
     async def __aenter__(self) -> HostedLauncher:
         if self._follower is not None:
@@ -219,8 +219,3 @@ class HostedLauncher:
             trouble=self._launcher.trouble(),
         )
         return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
-
-
-def _log_trouble(trouble: str) -> None:
-    if trouble:
-        log.warning("the job master does not answer the launcher: %s", trouble)

@@ -14,17 +14,11 @@ from rich.markup import escape
 from backstay.checkpoint import remote_exports
 from backstay.checkpoint.remote_exports import RunningExport
 from backstay.errors import ConfigError, DeadlineExceeded
+from backstay.exit_codes import ExitCode
 from backstay.exits import exit_on_error, print_json
 from backstay.job_spec import ExportsSpec, ExportTopicSpec
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import (
-    EXIT_NO_ANSWER,
-    EXIT_UNHEALTHY,
-    ClusterOptions,
-    ask,
-    examples,
-    json_option,
-)
+from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.completion import suggestions
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 
@@ -116,7 +110,7 @@ def start(
 ) -> None:
     """Start an export NAME to the folder or URL that every node reaches as URL."""
     also = _topic_of(topic, brokers, settings, settings_file)
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         spec = ExportsSpec(url=url, topic=also, **chosen)
     ask(
         options,
@@ -179,7 +173,7 @@ def status(options: ClusterOptions, as_json: bool) -> None:
     else:
         _show(found)
     if any(map(_trouble_of, found)):
-        raise SystemExit(EXIT_UNHEALTHY)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _exports(inspection: ClusterInspection) -> tuple[RunningExport, ...]:
