@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from backstay.checkpoint import remote_exports
-from backstay.checkpoint.remote_exports import ExportTopic
 from backstay.cluster.directory import Directory
-from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest
+from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest, text_of
 from backstay.job_spec import ExportsSpec
 from backstay.master.job import Job
 
@@ -59,9 +59,9 @@ class JobExport:
                     trouble = await asyncio.to_thread(self._look)
                 pause_s = LOOK_S
             except FINAL as error:
-                trouble, pause_s = str(error), PAUSE_MAX_S
+                trouble, pause_s = text_of(error), PAUSE_MAX_S
             except BackstayError as error:
-                trouble, pause_s = str(error), min(2 * pause_s, PAUSE_MAX_S)
+                trouble, pause_s = text_of(error), min(2 * pause_s, PAUSE_MAX_S)
             self._job.note_trouble("exports", trouble and f"the export: {trouble}")
             await asyncio.sleep(pause_s)
 
@@ -90,22 +90,11 @@ class JobExport:
         return running.trouble or running.topic_trouble
 
     def _start(self) -> None:
-        spec, topic = self._spec, self._spec.topic
-        tables = [f"{self._name}/{pattern}" for pattern in spec.tables or ("*",)]
+        patterns = self._spec.tables or ("*",)
+        spec = replace(self._spec, tables=tuple(f"{self._name}/{one}" for one in patterns))
         self._directory.call(
             lambda channel, timeout_s: remote_exports.start(
-                channel,
-                self._name,
-                spec.url,
-                every_s=spec.every_s,
-                every_pushes=spec.every_pushes,
-                tables=tables,
-                statistics=spec.statistics,
-                score_at_least=spec.score_at_least,
-                topic=None
-                if topic is None
-                else ExportTopic(topic.brokers, topic.name, topic.settings, topic.settings_file),
-                timeout_s=timeout_s,
+                channel, self._name, spec, timeout_s=timeout_s
             )
         )
 

@@ -2,7 +2,7 @@
 
 A launcher reports, and is told which worker processes should run. The engine decides; the handler
 waits for its times. ``JobService`` calls it for a launcher in another process. A launcher in the
-job master's process waits for other programs, so it has a thread (``LaunchFollower``); its calls
+job master's process waits for other programs, so it has a thread (``LaunchLoop``); its calls
 go to the handler in the event loop. Imports the launchers' interface and the job.
 """
 
@@ -19,7 +19,7 @@ from backstay.errors import StoreUnavailable
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
-from backstay.master.launcher import LaunchFollower, WorkerProgram, launcher_class
+from backstay.master.launcher import LaunchLoop, WorkerProgram, launcher_class
 
 __all__ = ["ExitsSeen", "HostedLauncher", "LaunchHandler"]
 
@@ -183,12 +183,12 @@ class HostedLauncher:
         """
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._follower: LaunchFollower | None = None
+        self._follower: LaunchLoop | None = None
         kind = launcher_class(spec.launcher)
         if kind.IN_JOB_MASTER:
             env = {ENDPOINT_VARIABLE: ",".join(endpoints), **spec.workers.env}
             self._launcher = kind.for_job(WorkerProgram(spec, env, owner))
-            self._follower = LaunchFollower(self._launcher, self._exchange)
+            self._follower = LaunchLoop(self._launcher, self._exchange)
 
     async def __aenter__(self) -> HostedLauncher:
         if self._follower is not None:

@@ -2,7 +2,7 @@
 
 The job master wishes, a launcher makes it so and reports (``job_engine.launch`` has the values).
 The field ``launcher`` of the job file says which one (``launcher_class``). Each is a class of the
-shape of ``Launcher``, and ``LaunchFollower`` joins it to the job master. Both run in the command,
+shape of ``Launcher``, and ``LaunchLoop`` joins it to the job master. Both run in the command,
 which reaches the job master by gRPC, or in the job master's process (``hosted_launcher``).
 
 It imports ``job_engine``, ``job_spec``, ``backstay.errors`` and the messages. It starts no process.
@@ -25,7 +25,7 @@ from backstay.job_spec import LAUNCHERS, JobSpec
 
 __all__ = [
     "PATIENCE",
-    "LaunchFollower",
+    "LaunchLoop",
     "Launcher",
     "LauncherPort",
     "WorkerProgram",
@@ -142,7 +142,7 @@ def _log_trouble(trouble: str) -> None:
         log.warning("the job master does not answer the launcher: %s", trouble)
 
 
-class LaunchFollower:
+class LaunchLoop:
     """Passes the job master's wish to the launcher, in a thread that lives inside ``with``.
 
     It goes on when another job master takes over. While none answers, the workers stay as they are.
@@ -177,7 +177,7 @@ class LaunchFollower:
         self._wanted: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
 
-    def __enter__(self) -> LaunchFollower:
+    def __enter__(self) -> LaunchLoop:
         self._thread.start()
         return self
 

@@ -32,17 +32,14 @@ from backstay.errors import (
     StoreUnavailable,
 )
 from backstay.logs import fields
-from backstay.pserver.checkpoints.gathering import SlotGatherer
 from backstay.pserver.checkpoints.loading import SlotLoader
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
 from backstay.pserver.checkpoints.restoring import FirstRestore, unused_restore
 from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.checkpoints.schedule import CheckpointSchedule
-from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
 from backstay.pserver.exports.exporter import Exporter
-from backstay.pserver.exports.pushes import PushCounts
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.schedule import ExportSchedule
 from backstay.pserver.exports.topic.publisher import TopicPublisher
@@ -67,6 +64,10 @@ from backstay.pserver.peers import PeerCalls
 from backstay.pserver.requests.plans import PlanRequests
 from backstay.pserver.services.checkpoint import CheckpointParts
 from backstay.pserver.services.export import ExportParts
+from backstay.pserver.snapshots.due import Due
+from backstay.pserver.snapshots.gathering import SlotGatherer
+from backstay.pserver.snapshots.pushes import PushCounts
+from backstay.pserver.snapshots.writing import SlotWriter
 from backstay.pserver.tables.creation import TableCreation, TableKeeper
 from backstay.pserver.tables.registry import TableRegistry
 from backstay.tables import TableSpec
@@ -244,9 +245,9 @@ class ClusterMember:
             schedule = CheckpointSchedule(
                 self._mirror,
                 self.checkpoints.saver,
-                self._calls,
+                self._open_due(),
                 is_controller=lambda: self._figures.is_controller,
-                tell_trouble=self._figures.scheduled_checkpoints_fail,
+                tell_error=self._figures.scheduled_checkpoints_fail,
             )
             tasks = [
                 asyncio.ensure_future(self._registration.hold(self._work)),
@@ -262,6 +263,9 @@ class ClusterMember:
                         task.result()
             finally:
                 await end_tasks(*tasks)
+
+    def _open_due(self) -> Due:
+        return Due(PushCounts(self._mirror, self._calls))
 
     def _export_schedule(self) -> ExportSchedule:
         def open_exporter(record: ExportRecord, counter: ExportCounter) -> Exporter:
@@ -279,7 +283,7 @@ class ClusterMember:
             self.exports.records,
             open_exporter,
             TopicPublisher,
-            PushCounts(self._mirror, self._calls),
+            self._open_due,
             lambda: self._figures.is_controller,
             self._figures.exports,
         )

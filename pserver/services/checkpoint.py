@@ -12,8 +12,7 @@ from grpc import aio
 
 from backstay._proto.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 from backstay.checkpoint.catalogue import catalogue
-from backstay.checkpoint.element import ExportChoice
-from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.manifest import ExportChoice, Kind, Manifest
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.verification import verify
 from backstay.consensus import ClusterView
@@ -25,11 +24,11 @@ from backstay.errors import (
     InvalidRequest,
     ServerUnavailable,
 )
-from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.checkpoints.jobs import refuse_while_jobs_go_on
 from backstay.pserver.checkpoints.restoring import choose, request_restore
 from backstay.pserver.checkpoints.saving import LOCK_WAIT_S, SaveKind, Saver
-from backstay.pserver.checkpoints.writing import Base, SlotWriter
+from backstay.pserver.snapshots.disk import in_disk_thread
+from backstay.pserver.snapshots.writing import Base, SlotWriter
 
 __all__ = ["CheckpointParts", "CheckpointService", "checkpoint_message"]
 
@@ -279,7 +278,10 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
 
 def checkpoint_message(manifest: Manifest) -> checkpoint_pb2.Checkpoint:
     """Return what callers are told of a checkpoint."""
-    kinds = {kind: number for number, kind in _KINDS.items()}
+    kinds: dict[Kind, checkpoint_pb2.CheckpointKind.ValueType] = {
+        "full": checkpoint_pb2.CHECKPOINT_KIND_FULL,
+        "delta": checkpoint_pb2.CHECKPOINT_KIND_INCREMENTAL,
+    }
     return checkpoint_pb2.Checkpoint(
         id=manifest.id,
         kind=kinds[manifest.kind],
@@ -287,7 +289,7 @@ def checkpoint_message(manifest: Manifest) -> checkpoint_pb2.Checkpoint:
         created=manifest.created,
         cluster=manifest.cluster,
         slot_count=manifest.slot_count,
-        rows=int(manifest.slots.rows.sum()),
+        rows=manifest.rows,
         bytes=manifest.total_bytes,
         files=len(manifest.parts),
         tables=[spec.name for spec in manifest.tables],

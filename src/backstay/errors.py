@@ -133,6 +133,14 @@ class BackstayError(Exception):
     retry_safe: ClassVar[bool] = False
 
 
+def text_of(error: BaseException) -> str:
+    """Return what to tell of an error: its text, or its name if it has none.
+
+    A place that says what is wrong takes an empty text for "nothing is".
+    """
+    return str(error) or type(error).__name__
+
+
 class ConfigError(BackstayError, ValueError):
     """A setting is wrong; the message names it, its value and what is allowed."""
 

@@ -43,7 +43,7 @@ from backstay.trainer.worker.figures import Figures
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks
-from backstay.trainer.worker.pace import Follower, Pace
+from backstay.trainer.worker.pace import Pace, Participant
 from backstay.trainer.worker.scoring import Scorer
 from backstay.trainer.worker.sync_pace import pace_of
 from backstay.trainer.worker.task_ends import (
@@ -349,7 +349,7 @@ class Worker:
 
     def _follow(self, task: Task) -> None:
         """Take part in the steps of a task that another worker leads."""
-        ways = Follower(
+        ways = Participant(
             lambda number: self._feeds.of(task, number),
             lambda: self._callbacks.batch_begins(self._figures.job_steps()),
             lambda: bool(self._told_to_stop()),
