@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.addresses import split_address
+from backstay.backoff import Backoff
 from backstay.cluster.checkpoints import Checkpoints
 from backstay.cluster.directory import Directory
 from backstay.consensus.records.jobs import MasterRecord, RunState
@@ -54,7 +55,7 @@ from backstay.master.service import JobService
 from backstay.master.source_poll import SourcePoll
 from backstay.master.status import job_status
 from backstay.master.upkeep import RowUpkeep
-from backstay.tasks import end_tasks
+from backstay.tasks import end_tasks, until_answered
 
 __all__ = ["FINAL_ERRORS", "EndRecord", "MasterHost", "lengthen_leases"]
 
@@ -63,8 +64,7 @@ STORE_DEADLINE_MS = 2000
 CONTROL_GRACE_S = 1.0
 FAREWELL_S = 2.0
 # Between two tries; doubled each time, up to the last.
-RETRY_PAUSE_FIRST_S = 0.1
-RETRY_PAUSE_MAX_S = 1.0
+RETRY = Backoff(first_s=0.1, longest_s=1.0)
 # Between two looks at leases that may have run out, at most, and at how long they last.
 LOOK_S = 0.25
 LAST_WRITE_S = 10.0
@@ -431,13 +431,9 @@ async def _until_answered(ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
     It has no limit. A job master that gave up would only have to be started again, and the next one
     needs the same store. The command that started this process ends it.
     """
-    said, pause_s = "", RETRY_PAUSE_FIRST_S
-    while True:
-        try:
-            return await ask()
-        except (StoreUnavailable, ServerUnavailable) as error:
-            if str(error) != said:
-                said = str(error)
-                log.warning("waiting: %s", said)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+    return await until_answered(
+        ask,
+        RETRY,
+        (StoreUnavailable, ServerUnavailable),
+        lambda error: log.warning("waiting: %s", error),
+    )

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from backstay.backoff import Backoff
 from backstay.consensus.records.jobs import JournalRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import (
@@ -45,8 +46,7 @@ Render: TypeAlias = Callable[[], str | None]
 # One operation is the journal's own key.
 CHANGES_MAX = OPERATIONS_MAX - 1
 BYTES_MAX = VALUE_BYTES_MAX
-RETRY_PAUSE_MIN_S = 0.02
-RETRY_PAUSE_MAX_S = 0.5
+RETRY = Backoff(first_s=0.02, longest_s=0.5)
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Journal:
                 and run again: nothing that was staged is lost.
             StoreError: The store refuses this client, or has lost its data.
         """
-        pause_s = RETRY_PAUSE_MIN_S
+        retries = RETRY.begin()
         while True:
             self._wake.clear()
             if not self._pending:
@@ -200,12 +200,12 @@ class Journal:
                 if not self.trouble:
                     log.warning("the journal waits for the coordination store: %s", error)
                 self.trouble = str(error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+                await asyncio.sleep(retries.next_s())
             else:
                 if self.trouble:
                     log.info("the coordination store answers again")
-                self.trouble, pause_s = "", RETRY_PAUSE_MIN_S
+                self.trouble = ""
+                retries.reset()
 
     def fail(self, error: Exception) -> None:
         """Let all waiting calls know that nothing will be written any more."""

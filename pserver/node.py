@@ -31,6 +31,7 @@ from backstay._proto.v1 import (
     trainers_pb2_grpc,
 )
 from backstay.addresses import split_address
+from backstay.backoff import Backoff
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, NodeRecord, NodeStatus
 from backstay.consensus.records.keys import JOBS, Keys
@@ -61,7 +62,7 @@ from backstay.pserver.services.tables import TablesService
 from backstay.pserver.services.trainers import TrainersService
 from backstay.pserver.tables.creation import TableKeeper
 from backstay.pserver.tables.registry import TableRegistry
-from backstay.tasks import end_tasks, turns
+from backstay.tasks import end_tasks, turns, until_answered
 
 __all__ = ["Node"]
 
@@ -84,8 +85,7 @@ CONTROL_GRACE_S = 1.0
 LOOP_TURN_LIMIT_S = 3.0
 # A store that does not answer must not hold up a stop.
 FAREWELL_S = 1.0
-RETRY_PAUSE_MIN_S = 0.05
-RETRY_PAUSE_MAX_S = 2.0
+RETRY = Backoff(first_s=0.05, longest_s=2.0)
 
 log = logging.getLogger(__name__)
 
@@ -234,17 +234,12 @@ class Node:
 
     async def _until_answered(self, ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Ask the store until it answers; say each new reason why it does not."""
-        said, pause_s = "", RETRY_PAUSE_MIN_S
-        while True:
-            try:
-                return await ask()
-            except StoreUnavailable as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("waiting for the coordination store: %s", said)
-                    self._mirror.set_trouble(f"the coordination store does not answer: {said}")
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+        def say(error: Exception) -> None:
+            log.warning("waiting for the coordination store: %s", error)
+            self._mirror.set_trouble(f"the coordination store does not answer: {error}")
+
+        return await until_answered(ask, RETRY, StoreUnavailable, say)
 
     async def _leave(self) -> bool:
         log.info("stopping")

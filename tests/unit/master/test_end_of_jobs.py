@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from backstay.backoff import Backoff
 from backstay.checkpoint.remote import CheckpointInfo
 from backstay.checkpoint.restore_state import RestoreState
 from backstay.cluster.checkpoints import Checkpoints
@@ -107,8 +108,7 @@ def scenario(
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRY_PAUSE_FIRST_S", 0.001)
-    monkeypatch.setattr(module, "TRY_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(module, "RETRY", Backoff(0.001, 0.001))
     monkeypatch.setattr(module, "LOOK_S", 0.001)
 
 
@@ -174,8 +174,7 @@ def test_a_full_disk_is_tried_again_until_there_is_room(tmp_path: Path) -> None:
 
 
 def test_somebody_tries_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRY_PAUSE_FIRST_S", 1000.0)
-    monkeypatch.setattr(module, "TRY_PAUSE_MAX_S", 1000.0)
+    monkeypatch.setattr(module, "RETRY", Backoff(1000.0, 1000.0))
 
     async def play(end: End) -> None:
         assert not end.saving.try_now()
