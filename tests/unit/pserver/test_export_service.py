@@ -28,11 +28,10 @@ def test_a_folder_that_stands_still_takes_one_thread(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(service_module, "LOOK_S", 0.01)
     # A network file system whose server is away.
     monkeypatch.setattr(service_module, "_newest_at", lambda _: goes_on.wait() and None)
-    service = ExportService()
     view: Any = SimpleNamespace(snapshot=lambda: SimpleNamespace(tables=()))
     nothing: Any = None
     records: Any = Records()
-    service.parts = ExportParts(records, view, nothing, nothing, "ps-0")
+    service = ExportService(ExportParts(records, view, nothing, nothing, "ps-0"))
 
     async def told() -> str:
         request = export_pb2.ListExportsRequest()
