@@ -128,7 +128,11 @@ async def _scan(keys: JobKeys, journal: Journal, spec: JobSpec, data: str) -> Ta
 
 
 class Job(JobEngine):
-    """One job, in its job master."""
+    """One job, in its job master.
+
+    Attributes:
+        journal: Writes its records.
+    """
 
     def __init__(
         self,
@@ -141,15 +145,28 @@ class Job(JobEngine):
     ) -> None:
         """Take the job over as its records say; see ``JobEngine``."""
         self.journal = journal
-        self._changed = asyncio.Event()
-        super().__init__(opened, keys, journal, clock, renewals_per_s_max=renewals_per_s_max)
+        self._news = _News()
+        super().__init__(
+            opened,
+            keys,
+            journal,
+            clock,
+            notify=self._news.come,
+            renewals_per_s_max=renewals_per_s_max,
+        )
 
     @property
     def changed(self) -> asyncio.Event:
         """Set when there may be something new for those who wait: tasks, rounds, the end."""
-        return self._changed
+        return self._news.next
 
-    def notify(self) -> None:
-        """Wake all waiting calls."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+
+class _News:
+    """Wakes all who wait for the next news."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def come(self) -> None:
+        self.next.set()
+        self.next = asyncio.Event()

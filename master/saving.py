@@ -192,7 +192,7 @@ class Saving:
     def try_now(self) -> bool:
         """Try a last checkpoint at once that could not be written; whether there is one."""
         self._try_now.set()
-        return bool(self._job.unsaved)
+        return bool(self._job.checkpoints.unsaved)
 
     def _limit_s(self) -> float:
         return self._job.spec.checkpoint.unsaved_wait_s if self._servers_end else LAST_SAVE_S

@@ -1,6 +1,6 @@
 """Sees to a job's rows at the end of each pass: asks the servers to decay and expire them.
 
-The engine says what is due (``job_engine.events.upkeeps``), ``cluster.upkeep`` does it. Calls to
+The engine says what is due (``job_engine.upkeeps``), ``cluster.upkeep`` does it. Calls to
 the cluster block, so a thread makes them.
 """
 
@@ -51,7 +51,7 @@ class RowUpkeep:
         job, retries = self._job, RETRY.begin()
         tried: PassUpkeep | None = None
         while True:
-            changed, due = job.changed, job.upkeep_due
+            changed, due = job.changed, job.upkeeps.due
             if due is None or job.is_over:
                 await changed.wait()
                 continue

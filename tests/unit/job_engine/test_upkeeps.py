@@ -11,11 +11,11 @@ from backstay.consensus.records.jobs import JobSpecRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Shard
 from backstay.errors import ConfigError
-from backstay.job_engine.core import PASS_ENDS_KEPT
 from backstay.job_engine.engine import JobEngine
 from backstay.job_engine.opening import new_job
 from backstay.job_engine.progress import JobProgress
 from backstay.job_engine.records import MemoryRecords
+from backstay.job_engine.upkeeps import PASS_ENDS_KEPT
 from backstay.job_engine.values import PassUpkeep
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, LifetimeSpec
 from backstay.schedule.task_table import TaskTable
@@ -61,7 +61,7 @@ def do_pass(one: JobEngine) -> None:
 
 def due_of(one: JobEngine) -> PassUpkeep | None:
     """What is due now; a function, for it changes with events."""
-    return one.upkeep_due
+    return one.upkeeps.due
 
 
 def note(one: JobEngine, *, expired: int = 0, changed: bool = False) -> None:

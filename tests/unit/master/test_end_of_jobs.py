@@ -83,7 +83,7 @@ class End:
         return self.job.state.state
 
     async def waits(self) -> None:
-        while not self.job.unsaved:
+        while not self.job.checkpoints.unsaved:
             await self.job.changed.wait()
 
 
@@ -167,7 +167,7 @@ def test_a_full_disk_is_tried_again_until_there_is_room(tmp_path: Path) -> None:
         end.rows.refusals = [FULL] * 3
         await end.do_all()
         assert await end.ended() == "done"
-        assert (end.rows.saved, end.job.checkpoints_failed) == (1, 3)
+        assert (end.rows.saved, end.job.checkpoints.failed) == (1, 3)
         assert end.job.trouble["checkpoint"] == ""
 
     scenario(tmp_path, play)
@@ -210,7 +210,7 @@ def test_a_cluster_that_keeps_no_checkpoints_has_jobs_that_end(tmp_path: Path) -
         await end.do_all()
         assert await end.ended() == "done"
         assert "no folder" in end.job.trouble["checkpoint"]
-        assert end.job.checkpoints_failed == 0
+        assert end.job.checkpoints.failed == 0
 
     scenario(tmp_path, play, servers_end=False)
 
@@ -263,7 +263,7 @@ def test_a_folder_that_is_set_after_a_checkpoint_was_refused_gets_the_last_one(
 ) -> None:
     async def play(end: End) -> None:
         end.rows.refusals = [NoCheckpointFolder("no folder for checkpoints is set")]
-        end.job.checkpoint_due = True
+        end.job.checkpoints.is_due = True
         periodic = asyncio.create_task(end.saving.save_when_due())
         end.job.notify()
 
@@ -293,7 +293,7 @@ def test_a_stopped_job_whose_checkpoint_takes_too_long_tells_it(tmp_path: Path) 
         await end.saving.save_stopped()
         may_end.set()
         assert "took longer than 1 s" in end.job.trouble["checkpoint"]
-        assert end.job.checkpoints_failed == 1
+        assert end.job.checkpoints.failed == 1
 
     scenario(tmp_path, play, checkpoint=CheckpointSpec(stop_wait_s=1))
 
