@@ -400,8 +400,8 @@ class MasterHost:
         kept = (self._keys.master, self._keys.journal)
         for item in found.items:
             if item.key not in kept:
-                self._journal.stage_removal(item.key)
-        self._journal.stage_removal(self._keys.name)
+                self._journal.outbox.stage_removal(item.key)
+        self._journal.outbox.stage_removal(self._keys.name)
         await self._journal.durable(LAST_WRITE_S)
         assert self._leadership.token is not None
         await self._store.transaction(

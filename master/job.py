@@ -82,7 +82,7 @@ async def open_job(
     fresh = fresh or (recorded.is_one and run not in ("", recorded.uid))
     if fresh or not recorded.is_one:
         for key in recorded.removable():
-            journal.stage_removal(key)
+            journal.outbox.stage_removal(key)
         await journal.durable(WRITE_LIMIT_S)
         recorded = RecordedJob({}, keys)
         kept = None if fresh else await asyncio.to_thread(restored)
@@ -94,7 +94,7 @@ async def open_job(
     return opened_job(
         spec,
         keys,
-        journal,
+        journal.outbox,
         recorded,
         identity=identity,
         state=state,
@@ -120,10 +120,10 @@ async def _scan(keys: JobKeys, journal: Journal, spec: JobSpec, data: str) -> Ta
     table = await asyncio.to_thread(scan, spec, data)
     texts = table.to_chunks()
     for number, text in enumerate(texts):
-        journal.stage_text(keys.shards(data, number), text)
+        journal.outbox.stage_text(keys.shards(data, number), text)
     await journal.durable(WRITE_LIMIT_S)
     # The record comes last, so a scan that was half recorded is done again.
-    journal.stage_text(keys.shard_count(data), str(len(texts)))
+    journal.outbox.stage_text(keys.shard_count(data), str(len(texts)))
     return table
 
 
@@ -149,7 +149,7 @@ class Job(JobEngine):
         super().__init__(
             opened,
             keys,
-            journal,
+            journal.outbox,
             clock,
             notify=self._news.come,
             renewals_per_s_max=renewals_per_s_max,

@@ -193,9 +193,7 @@ class _Services(grpc.GenericRpcHandler):
 
     def refuse(self, services: Iterable[str], error: BackstayError) -> None:
         """Refuse each call of these services whose method is not there."""
-        # A stream of requests need not be read, so this shape fits every call.
-        refusing = _refusing(grpc.stream_stream_rpc_method_handler(None), error)
-        self._refused = dict.fromkeys(services, refusing)
+        self._refused = dict.fromkeys(services, _refusing(error))
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return what answers a call."""
@@ -226,9 +224,7 @@ class _TokenCheck(aio.ServerInterceptor):
         if hmac.compare_digest(shown, self._expected):
             return handler
         what = "wrong token" if shown else "no token"
-        return _refusing(
-            handler, Unauthenticated(f"{what}; set BACKSTAY_TOKEN or the config's token")
-        )
+        return _refusing(Unauthenticated(f"{what}; set BACKSTAY_TOKEN or the config's token"))
 
 
 class _RaisedErrors(aio.ServerInterceptor):
@@ -286,22 +282,12 @@ def _guarded_stream(handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
     )
 
 
-def _refusing(handler: grpc.RpcMethodHandler[Any, Any], error: BackstayError) -> Any:
-    """Return a handler of the same shape as ``handler`` that refuses every call."""
+def _refusing(error: BackstayError) -> Any:
+    """Return a handler that refuses every call, whatever its shape."""
     code, text, metadata = rpc.status_of(error)
 
-    async def refuse(_request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+    async def refuse(_requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         await context.abort(code, text, metadata)
 
-    shapes: dict[tuple[bool, bool], Callable[..., Any]] = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    make = shapes[(bool(handler.request_streaming), bool(handler.response_streaming))]
-    return make(
-        refuse,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+    # Of a stream nothing need be read, so this fits a single request, too.
+    return grpc.stream_stream_rpc_method_handler(refuse)

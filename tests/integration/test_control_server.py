@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -127,7 +128,7 @@ def test_a_service_may_be_added_while_the_server_runs(token: str | None) -> None
             other = job_pb2_grpc.JobServiceStub(channel)
             job_pb2_grpc.add_JobServiceServicer_to_server(Service(), server.services)  # type: ignore[abstract]
             await other.Leave(NOBODY, timeout=LIMIT_S)
-            unknown = channel.unary_unary("/backstay.v1.OtherService/Leave")
+            unknown: Any = channel.unary_unary("/backstay.v1.OtherService/Leave")
             with pytest.raises(grpc.RpcError) as raised:
                 await unknown(b"", timeout=LIMIT_S)
             assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED

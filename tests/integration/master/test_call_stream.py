@@ -254,7 +254,7 @@ def test_a_fault_of_the_master_fails_one_call(
     serving = start()
     with stream_to(serving) as stream:
         with monkeypatch.context() as broken:
-            broken.setattr(serving.job, "assign", lambda _: 1 // 0)
+            broken.setattr(serving.job, "give", lambda *_, **__: 1 // 0)
             with pytest.raises(ProtocolError, match="ZeroDivisionError"):
                 stream.GetTask(asks("a"), timeout=LIMIT_S)
         assert lease_of(stream, "a").attempt
