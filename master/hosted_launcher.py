@@ -218,9 +218,4 @@ class HostedLauncher:
             )
             return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
 
-        return LaunchFollower(launcher, exchange, on_trouble=_log_trouble)
-
-
-def _log_trouble(trouble: str) -> None:
-    if trouble:
-        log.warning("the job master does not answer the launcher: %s", trouble)
+        return LaunchFollower(launcher, exchange)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from backstay._proto.v1 import job_pb2
 from backstay.errors import BackstayError
@@ -30,6 +30,7 @@ __all__ = [
     "Launcher",
     "LauncherPort",
     "WorkerProgram",
+    "class_at",
     "launcher_class",
     "report_message",
     "report_of",
@@ -114,10 +115,15 @@ class Launcher(Protocol):
         """
 
 
+def class_at(place: str) -> Any:
+    """Return the class that ``module:Class`` names."""
+    module, _, kind = place.partition(":")
+    return getattr(importlib.import_module(module), kind)
+
+
 def launcher_class(name: str) -> type[Launcher]:
     """Return the class that ``LAUNCHERS`` has for a value of the job file's ``launcher``."""
-    module, _, kind = LAUNCHERS[name].partition(":")
-    found: type[Launcher] = getattr(importlib.import_module(module), kind)
+    found: type[Launcher] = class_at(LAUNCHERS[name].workers)
     return found
 
 
@@ -132,6 +138,11 @@ class LauncherPort(Protocol):
         """
 
 
+def _log_trouble(trouble: str) -> None:
+    if trouble:
+        log.warning("the job master does not answer the launcher: %s", trouble)
+
+
 class LaunchFollower:
     """Passes the job master's wish to the launcher, in a thread that lives inside ``with``.
 
@@ -143,7 +154,7 @@ class LaunchFollower:
         launcher: Launcher,
         master: LauncherPort,
         *,
-        on_trouble: Callable[[str], None],
+        on_trouble: Callable[[str], None] = _log_trouble,
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
         trouble_after_s: float = TROUBLE_AFTER_S,
     ) -> None:

@@ -13,15 +13,10 @@ from backstay.checkpoint import remote_exports
 from backstay.checkpoint.remote_exports import ExportTopic, RunningExport
 from backstay.consensus.records.exports import EVERY_PUSHES_MAX
 from backstay.errors import DeadlineExceeded
+from backstay.exit_codes import ExitCode
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import (
-    EXIT_UNHEALTHY,
-    ClusterOptions,
-    ask,
-    examples,
-    json_option,
-)
+from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.completion import suggestions
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 
@@ -194,7 +189,7 @@ def status(options: ClusterOptions, as_json: bool) -> None:
     else:
         _show(found)
     if any(map(_trouble_of, found)):
-        raise SystemExit(EXIT_UNHEALTHY)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _exports(inspection: ClusterInspection) -> tuple[RunningExport, ...]:

@@ -60,10 +60,26 @@ _FOLDER_OPTIONS = ("marker", "done_list", "start", "look_s")
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
-# Each launcher, and its class, which is imported when a job asks for it.
+
+
+class LauncherClasses(NamedTuple):
+    """The classes of a launcher as ``module:Class``, which are imported when a job asks for them.
+
+    Attributes:
+        workers: Starts and ends the workers: a ``backstay.master.launcher.Launcher``.
+        place: Runs whole jobs (``--on NAME``): a ``backstay.runner.place.Place``. Empty: the jobs
+            run on the command's machine.
+    """
+
+    workers: str
+    place: str = ""
+
+
 LAUNCHERS = {
-    "local": "backstay.master.local_launcher:LocalLauncher",
-    "kubernetes": "backstay.kubernetes.pod_launcher:PodLauncher",
+    "local": LauncherClasses("backstay.master.local_launcher:LocalLauncher"),
+    "kubernetes": LauncherClasses(
+        "backstay.kubernetes.pod_launcher:PodLauncher", "backstay.kubernetes.place:KubernetesPlace"
+    ),
 }
 WORKERS_MAX = 10_000
 SERVERS_MAX = 64

@@ -21,7 +21,7 @@ from backstay.errors import ClosedError, ServerUnavailable, Unauthenticated
 
 # gRPC by itself turns calls away at random when 1000 wait, and every call when 3000 do.
 CROWD = 4000
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 NOBODY = job_pb2.LeaveRequest()
 
 

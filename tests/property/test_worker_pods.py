@@ -25,6 +25,7 @@ from backstay.kubernetes.worker_pods import (
     PodPlan,
     WorkerPods,
 )
+from tests.examples import examples
 from tests.unit.kubernetes.kubernetes_pods import (
     deleted,
     disrupted,
@@ -248,5 +249,5 @@ class WorkerPodsMachine(RuleBasedStateMachine):
 
 
 TestWorkerPods = WorkerPodsMachine.TestCase
-TestWorkerPods.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWorkerPods.settings = settings(max_examples=examples(60), stateful_step_count=40)
 assert FORBIDDEN_MAX_S < 700.0

@@ -31,7 +31,6 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store.follow import FencingToken
 from backstay.errors import InvalidRequest, JobRefused, WorkerReplaced
-from backstay.job_engine.events.streams import PlannedTake
 from backstay.job_engine.opening import RecordedJob, opened_job
 from backstay.job_engine.rows_change import incarnation_in
 from backstay.master.job import Job
@@ -53,7 +52,6 @@ RETRY = 20 * MS
 CHANGES_MAX = 2
 LOOK = 60 * MS
 EXPIRE = 20 * MS
-POLL = 30 * MS
 NOT_MASTER = "not the job master"
 
 
@@ -248,25 +246,6 @@ class SimMaster:
         self.job = job
         self.queue.after(EXPIRE, partial(self.handle, self._expire))
         self.queue.after(LOOK, partial(self.handle, self._look))
-        if self.book.ends() is not None:
-            self.queue.after(POLL, partial(self.handle, self._poll))
-
-    def _poll(self) -> None:
-        """Take what has come, as ``SourcePoll`` does."""
-        job, ends = self.job, self.book.ends()
-        assert job is not None
-        assert ends is not None
-        self.queue.after(POLL, partial(self.handle, self._poll))
-        if job.wants_start:
-            job.begin_stream(dict.fromkeys(ends, 0))
-        planned = job.plan_take(ends, self.now_s())
-        if planned is not None:
-            self._journal.when_durable(partial(self._take, job, planned))
-
-    def _take(self, job: Job, planned: PlannedTake) -> None:
-        self.queue.counts["takes"] += len(planned.takes)
-        job.take(planned)
-        job.advance()
 
     def _expire(self) -> None:
         assert self.job is not None

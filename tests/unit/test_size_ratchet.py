@@ -10,6 +10,8 @@ import pytest
 
 from tools import size_ratchet
 
+pytestmark = pytest.mark.gates
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

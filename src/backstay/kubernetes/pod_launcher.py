@@ -18,14 +18,14 @@ from backstay.errors import ConfigError, KubernetesError
 from backstay.job_engine.launch import LauncherReport
 from backstay.kubernetes.api import KubernetesApi, PodWatch
 from backstay.kubernetes.names import object_name, worker_selector
-from backstay.kubernetes.objects import NAMESPACE_VARIABLE, Owner, section, worker_pod
+from backstay.kubernetes.objects import NAMESPACE_VARIABLE, Owner, worker_pod
 from backstay.kubernetes.pod_memory import (
     MoreMemory,
     memory_limit,
     quantity_bytes,
     with_memory,
 )
-from backstay.kubernetes.pod_template import files_of
+from backstay.kubernetes.pod_template import files_of, section
 from backstay.kubernetes.refusals import (
     Refusal,
     memory_allowed,

@@ -17,7 +17,7 @@ from backstay.config import ClientConfig
 from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import BackstayError
 from backstay.kubernetes.api import KubernetesApi
-from backstay.kubernetes.names import PSERVER, labels_of, pserver_name
+from backstay.kubernetes.names import PSERVER, pserver_name, selector_of
 from backstay.kubernetes.owned_job import OwnedJob
 from backstay.kubernetes.pod_exit import has_no_room, is_on_lost_node, why_not_running
 from backstay.kubernetes.published_status import GrownServers
@@ -329,9 +329,7 @@ class ServerScale:
         return self._api.get(SCALE, self._name) or {}
 
     def _pods(self) -> list[Mapping[str, Any]]:
-        labels = labels_of(self._job, PSERVER)
-        selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        return list(self._api.list_objects("pods", selector).items)
+        return list(self._api.list_objects("pods", selector_of(self._job, PSERVER)).items)
 
     def _remove_lost(self, pods: Sequence[Mapping[str, Any]], serving: Collection[str]) -> None:
         uids = {one["metadata"]["name"]: one["metadata"]["uid"] for one in pods}

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from backstay.backoff import Backoff
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.kubernetes.pod_exit import PodSeen, Pull, end_of_deleted, seen
 from backstay.kubernetes.pod_memory import MoreMemory, memory_quantity
@@ -366,7 +366,7 @@ class WorkerPods:
 
     def _cannot_start(self, worker_id: str, reason: ExitReason, why: str) -> None:
         """Report a worker that has no Pod; another one would fare alike."""
-        self._note(WorkerExit(worker_id, reason, EXIT_WRONG_SETTING, why))
+        self._note(WorkerExit(worker_id, reason, ExitCode.WRONG_SETTING, why))
 
     def _calls_succeed(self) -> None:
         self._retries.reset()
@@ -519,7 +519,7 @@ def _end_without_image(worker_id: str, one: _Worker) -> WorkerExit:
         # The next Pod may be on a node that has the image, or reaches the registry.
         return WorkerExit(worker_id, ExitReason.NO_IMAGE, last_words=words)
     # Another Pod would not get it, either.
-    code = EXIT_WRONG_SETTING if one.pull is Pull.NOT_THERE else 0
+    code = ExitCode.WRONG_SETTING if one.pull is Pull.NOT_THERE else 0
     return WorkerExit(worker_id, ExitReason.CANNOT_START, code, words)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from backstay.checkpoint.catalogue import Entry, catalogue
 from backstay.checkpoint.storage import CheckpointStorage
@@ -28,7 +28,7 @@ from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.runner.last_status import FILE_NAME as STATUS_FILE_NAME
 from backstay.runner.last_status import NewestCheckpoint, checkpoint_folder
-from backstay.runner.progress import Servers
+from backstay.runner.show import Servers
 
 __all__ = ["JobServers", "chosen_servers", "job_servers"]
 
@@ -42,6 +42,8 @@ FRESH_MARK = "fresh-after"
 JOIN_S = 10.0
 
 log = logging.getLogger(__name__)
+
+WatchedT = TypeVar("WatchedT", bound="_Watched")
 
 
 class JobServers(Protocol):
@@ -314,20 +316,38 @@ def accept_loss(endpoints: Sequence[str], config: ClientConfig) -> str:
     )
 
 
-class _OwnServers:
-    """Servers of this machine, watched by a thread that starts those again that died."""
+class _Watched:
+    """Has a thread that looks at servers, from ``with`` to its end."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
+
+    def __enter__(self: WatchedT) -> WatchedT:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+
+    def _watch(self) -> None:
+        raise NotImplementedError
+
+
+class _OwnServers(_Watched):
+    """Servers of this machine; those that died are started again."""
 
     are_own = True
 
     def __init__(self, cluster: LocalCluster, began_with: NewestCheckpoint | None) -> None:
+        super().__init__()
         self._cluster = cluster
         self.began_with = began_with
         self.are_restored = began_with is not None
         self._keepers = tuple(cluster.endpoints)
         self.config = cluster.client_config()
         self._restarts = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -338,14 +358,6 @@ class _OwnServers:
         """Return how many run."""
         servers = list(self._cluster.servers)
         return Servers(sum(one.is_running for one in servers), len(servers))
-
-    def __enter__(self) -> _OwnServers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(JOIN_S)
 
     def _watch(self) -> None:
         while not self._stopping.wait(LOOK_PAUSE_S):
@@ -370,8 +382,8 @@ class _OwnServers:
             log.warning("%s did not start again: %s", names, error)
 
 
-class _OtherServers:
-    """Servers that were there before; a thread asks now and then how many serve."""
+class _OtherServers(_Watched):
+    """Servers that were there before; they are asked now and then how many serve."""
 
     are_own = False
     # What they began with was before this job's time.
@@ -379,23 +391,14 @@ class _OtherServers:
     began_with = None
 
     def __init__(self, endpoints: tuple[str, ...], config: ClientConfig) -> None:
+        super().__init__()
         self.endpoints = endpoints
         self.config = config
         self._count = Servers()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
 
     def count(self) -> Servers:
         """Return what the last answer said."""
         return self._count
-
-    def __enter__(self) -> _OtherServers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(JOIN_S)
 
     def _watch(self) -> None:
         with ClusterInspection(",".join(self.endpoints), self.config) as inspection:

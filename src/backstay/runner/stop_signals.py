@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from backstay.exit_codes import EXIT_STOPPED
+from backstay.exit_codes import ExitCode
 
 __all__ = ["StopOrder", "StopSignals"]
 
@@ -82,7 +82,7 @@ class StopSignals(StopOrder):
             try:
                 self._say_last_words()
             finally:
-                os._exit(EXIT_STOPPED)
+                os._exit(ExitCode.STOPPED)
         self.ask("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
         if self._then is not None:
             self._then()

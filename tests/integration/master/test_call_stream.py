@@ -39,7 +39,7 @@ from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import Master, counting_spec, master_of, service_of
 
 T = TypeVar("T")
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 TOKEN = "secret-of-this-job"
 
 

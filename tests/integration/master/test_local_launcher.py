@@ -21,7 +21,7 @@ from backstay.master.local_launcher import LocalLauncher, log_path
 from tests.processes import is_gone
 from tests.waiting import wait_until
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 READY = (
     "import sys; from backstay import lifeline; lifeline.attach(grace_s=1); print('up', flush=True)"
 )

@@ -13,7 +13,7 @@ import pytest
 
 from backstay.backoff import Backoff
 from backstay.errors import KubernetesError
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import JobSpec
 from backstay.kubernetes import pod_launcher, worker_pods
@@ -210,7 +210,7 @@ def test_a_right_that_does_not_come_is_an_exit_that_another_worker_would_share(
         launcher.reconcile(["w-0"])
         eventually(lambda: launcher.report().exits != ())
         (end,) = launcher.report().exits
-        assert (end.reason, end.code) == (ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING)
+        assert (end.reason, end.code) == (ExitReason.NOT_ALLOWED, ExitCode.WRONG_SETTING)
         assert f"lacks the right to {verb} pods" in end.last_words
         # Nothing keeps the threads busy after that.
         plans = count_plans(monkeypatch)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason
 from backstay.kubernetes.pod_memory import MoreMemory
 from backstay.kubernetes.refusals import FORBIDDEN_MAX_S
@@ -284,7 +284,7 @@ def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit
     told = {one.worker_id: one for one in pods.report().exits}
     assert set(told) == {"w-1", "w-2"}
     for end in told.values():
-        assert (end.reason, end.code) == (ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING)
+        assert (end.reason, end.code) == (ExitReason.NOT_ALLOWED, ExitCode.WRONG_SETTING)
         assert end.last_words == RIGHT
     assert "w-0" in pods.report().running
     pods.acknowledge(["w-1", "w-2"])
@@ -417,9 +417,9 @@ MISSING = 'failed to resolve reference "r/b:1": r/b:1: not found'
     ("words", "reason", "code"),
     [
         (AWAY, ExitReason.NO_IMAGE, 0),
-        (MISSING, ExitReason.CANNOT_START, EXIT_WRONG_SETTING),
+        (MISSING, ExitReason.CANNOT_START, ExitCode.WRONG_SETTING),
         # A registry that does not exist is told in the same words, and never comes.
-        (NO_HOST, ExitReason.CANNOT_START, EXIT_WRONG_SETTING),
+        (NO_HOST, ExitReason.CANNOT_START, ExitCode.WRONG_SETTING),
         ("x509: certificate signed by unknown authority", ExitReason.CANNOT_START, 0),
     ],
 )

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from backstay.errors import BackstayError, InvalidRequest, JobRefused, TableConflict
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.job_rounds import JobRounds
 from backstay.job_engine.known_workers import KnownWorker, KnownWorkers
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
@@ -170,7 +170,7 @@ class WorkerEvents:
         wrong = ""
         for end in exits:
             # A launcher tells old exits again to a new job master.
-            if end.code == EXIT_WRONG_SETTING and self._job.workers.has_place(end.worker_id):
+            if end.code == ExitCode.WRONG_SETTING and self._job.workers.has_place(end.worker_id):
                 said = message_of(end.last_words.strip().rpartition("\n")[2])
                 what = "the model file or a setting is wrong"
                 if end.reason in (ExitReason.CANNOT_START, ExitReason.NOT_ALLOWED):

@@ -1,49 +1,22 @@
-"""How a running job is shown: a live table on a terminal, else plain lines now and then.
+"""The status of a job in words, for people: one line, a summary, the figures of a table.
 
-The display goes to standard error, because standard output belongs to the command's result.
+Values in, texts out.
 """
 
 from __future__ import annotations
-
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from backstay._proto.v1 import job_pb2
 from backstay.runner.metrics_log import SCORES, kind_name, score_figures
 
 __all__ = [
-    "Servers",
-    "Show",
+    "figures_text",
     "lag_text",
-    "metrics_text",
+    "notes_text",
     "predictions_text",
     "progressive_text",
     "round_text",
     "summary_lines",
 ]
-
-LINE_PAUSE_S = 10.0
-
-
-@dataclass(frozen=True)
-class Servers:
-    """The parameter servers: how many serve, of how many; None: not known."""
-
-    alive: int | None = None
-    total: int | None = None
-
-    def __str__(self) -> str:
-        """Return it for people."""
-        return "?" if self.alive is None else f"{self.alive}/{self.total}"
 
 
 def round_text(status: job_pb2.JobStatus) -> str:
@@ -124,99 +97,14 @@ def _work_text(status: job_pb2.JobStatus) -> str:
     return f"{status.examples:,} records {done}"
 
 
-class Show:
-    """Shows a job from ``with`` to its end; all calls come from one thread."""
-
-    def __init__(self, job: str, *, console: Console | None = None) -> None:
-        """Prepare.
-
-        Args:
-            job: Its name.
-            console: Default: standard error.
-        """
-        self._job = job
-        self._console = console or Console(stderr=True)
-        self._live: Live | None = None
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=40),
-            TextColumn("{task.fields[of]}"),
-        )
-        self._task: TaskID = self._bar.add_task(job, total=None, of="")
-        self._next_line_s = 0.0
-        self._last_round = ""
-
-    def __enter__(self) -> Show:
-        if self._console.is_terminal:
-            self._live = Live(Text(), console=self._console, refresh_per_second=4, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the terminal to a question, inside ``with``."""
-        is_live = self._live is not None
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        yield
-        if is_live:
-            self.__enter__()
-
-    def say(self, text: str) -> None:
-        """Show a sentence, above what is live."""
-        self._console.print(Text(text), soft_wrap=True)
-
-    def update(self, status: job_pb2.JobStatus, servers: Servers, trouble: str = "") -> None:
-        """Show the figures.
-
-        Args:
-            status: As the job master told it last.
-            servers: How many serve.
-            trouble: Why there are no newer figures; empty: these are new.
-        """
-        if self._live is not None:
-            self._live.update(self._picture(status, servers, _notes(status, trouble)))
-            return
-        now_s = time.monotonic()
-        if now_s < self._next_line_s and round_text(status) == self._last_round:
-            return
-        self._next_line_s = now_s + LINE_PAUSE_S
-        self._last_round = round_text(status)
-        self.say(_line(status, servers, _notes(status, trouble)))
-
-    def _picture(self, status: job_pb2.JobStatus, servers: Servers, trouble: str) -> RenderableType:
-        tasks = status.tasks
-        self._bar.update(
-            self._task,
-            description=f"{self._job}  {round_text(status)}",
-            completed=tasks.done,
-            total=tasks.total or None,
-            of=f"{tasks.done:,}/{tasks.total:,} tasks",
-        )
-        figures = Table.grid(padding=(0, 2))
-        for name, value in _figures(status, servers):
-            figures.add_row(Text(name, style="dim"), Text(value))
-        notes = [Text(trouble, style="yellow")] if trouble else []
-        return Group(self._bar, figures, *notes)
-
-
-def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str]]:
+def figures_text(status: job_pb2.JobStatus, servers: str) -> list[tuple[str, str]]:
+    """Return the names and values that a running job is shown with."""
     alive = sum(worker.alive for worker in status.workers)
     figures = [
         ("examples", f"{status.examples:,}  ({status.examples_per_s:,.0f}/s)"),
         ("loss", f"{status.loss:.4f}" if status.HasField("loss") else "-"),
         ("workers", f"{alive}/{status.workers_desired}"),
-        ("pservers", str(servers)),
+        ("pservers", servers),
     ]
     if status.stream.HasField("lag_records"):
         figures.append(("lag", lag_text(status.stream)))
@@ -255,7 +143,7 @@ def _inexact_text(status: job_pb2.JobStatus) -> str:
     return f"records may count never or twice {status.inexact}"
 
 
-def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
+def notes_text(status: job_pb2.JobStatus, trouble: str) -> str:
     """Return what is to be said of a job beside its figures; empty: nothing."""
     inexact = _inexact_text(status) if status.inexact else ""
     alerts = [f"alert: {alert}" for alert in status.progressive.alerts]
@@ -263,11 +151,3 @@ def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
     stops = f"stops when what it has taken is done: {status.stream.stopping}"
     stops = stops if status.stream.stopping else ""
     return "; ".join(filter(None, [trouble or status.trouble, stops, dropped, inexact, *alerts]))
-
-
-def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:
-    tasks = status.tasks
-    done = f": tasks {tasks.done}/{tasks.total}" if tasks.total else ""
-    parts = [round_text(status) + done]
-    parts += [f"{name} {value}" for name, value in _figures(status, servers)]
-    return ", ".join(parts) + (f" ({trouble})" if trouble else "")
