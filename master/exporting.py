@@ -9,6 +9,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from backstay.backoff import Backoff
 from backstay.checkpoint import remote_exports
 from backstay.cluster.directory import Directory
 from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest, text_of
@@ -20,8 +21,7 @@ __all__ = ["JobExport"]
 # Another try would fail in the same way.
 FINAL = (ConfigError, InvalidRequest, ExportRefused)
 LOOK_S = 5.0
-PAUSE_FIRST_S = 1.0
-PAUSE_MAX_S = 30.0
+RETRY = Backoff(first_s=1.0, longest_s=30.0)
 # How long the end of a job waits for the last increment.
 STOP_WAIT_S = 60.0
 STOP_LOOK_S = 0.2
@@ -50,18 +50,19 @@ class JobExport:
 
     async def run(self) -> None:
         """Start it, and tell the job how it goes, until it is stopped."""
-        pause_s = PAUSE_FIRST_S
+        retries = RETRY.begin()
         while True:
             try:
                 async with self._calling:
                     if self._has_ended:
                         return
                     trouble = await asyncio.to_thread(self._look)
+                retries.reset()
                 pause_s = LOOK_S
             except FINAL as error:
-                trouble, pause_s = text_of(error), PAUSE_MAX_S
+                trouble, pause_s = text_of(error), RETRY.longest_s
             except BackstayError as error:
-                trouble, pause_s = text_of(error), min(2 * pause_s, PAUSE_MAX_S)
+                trouble, pause_s = text_of(error), retries.next_s()
             self._job.note_trouble("exports", trouble and f"the export: {trouble}")
             await asyncio.sleep(pause_s)
 

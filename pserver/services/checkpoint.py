@@ -43,7 +43,7 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class CheckpointParts:
-    """What the service works with, once the node has joined its cluster."""
+    """What the service works with."""
 
     store: CoordinationStore
     keys: Keys
@@ -57,9 +57,9 @@ class CheckpointParts:
 class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
     """Answers for the cluster's checkpoints; files are touched in threads."""
 
-    def __init__(self) -> None:
-        """Prepare; ``parts`` is None as long as the node has not joined its cluster."""
-        self.parts: CheckpointParts | None = None
+    def __init__(self, parts: CheckpointParts) -> None:
+        """Prepare."""
+        self._parts = parts
 
     async def Save(  # noqa: N802 (the name is the service's)
         self,
@@ -67,7 +67,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[checkpoint_pb2.SaveProgress]:
         """Write a checkpoint and tell how it goes."""
-        parts = self._joined()
+        parts = self._parts
         url = parts.view.snapshot().settings.checkpoint_url
         progress = checkpoint_pb2.SaveProgress(url=url)
 
@@ -98,7 +98,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             one.slot: Base(one.position, one.epoch) if one.has_base else None
             for one in request.slots
         }
-        parts, export = self._joined(), None
+        parts, export = self._parts, None
         writer = parts.writer
         if request.HasField("export"):
             chosen = request.export
@@ -127,7 +127,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.ListCheckpointsResponse:
         """Return the checkpoints of a folder."""
-        url, save = self._url(request.url), self._joined().view.snapshot().save
+        url, save = self._url(request.url), self._parts.view.snapshot().save
 
         def read() -> checkpoint_pb2.ListCheckpointsResponse:
             storage = CheckpointStorage(url)
@@ -190,7 +190,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.DeleteCheckpointResponse:
         """Remove a checkpoint that no other one needs."""
-        parts, url = self._joined(), self._url(request.url)
+        parts, url = self._parts, self._url(request.url)
         storage = await in_disk_thread(CheckpointStorage, url)
         await parts.saver.delete(storage, request.id)
         return checkpoint_pb2.DeleteCheckpointResponse()
@@ -201,7 +201,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.RestoreResponse:
         """Let slots take their content from a checkpoint."""
-        parts = self._joined()
+        parts = self._parts
         routing = parts.view.snapshot().routing
         if routing is None:
             raise ServerUnavailable("this node knows no routing yet; repeat the call")
@@ -239,7 +239,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.GetRestoreResponse:
         """Tell how the last restore goes."""
-        snapshot = self._joined().view.snapshot()
+        snapshot = self._parts.view.snapshot()
         plan, routing = snapshot.restore, snapshot.routing
         generation = routing.generation if routing is not None else 0
         if plan is None:
@@ -260,14 +260,9 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             lost_slots=plan.lost,
         )
 
-    def _joined(self) -> CheckpointParts:
-        if self.parts is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        return self.parts
-
     def _url(self, asked: str) -> str:
         """Return the folder that a request is about."""
-        url = asked or self._joined().view.snapshot().settings.checkpoint_url
+        url = asked or self._parts.view.snapshot().settings.checkpoint_url
         if not url:
             raise CheckpointRefused(
                 "no folder for checkpoints is set: pserverctl config set "

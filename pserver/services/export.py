@@ -15,7 +15,7 @@ from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.storage import ExportFolder
 from backstay.consensus import ClusterView
 from backstay.consensus.records.exports import ExportRecord, export_spec, tables_of_exports
-from backstay.errors import BackstayError, CheckpointUnavailable, ServerUnavailable
+from backstay.errors import BackstayError, CheckpointUnavailable
 from backstay.message_fields import fill, values_of
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.topic.link import ensure_topic
@@ -34,7 +34,7 @@ TOPIC_LIMIT_S = 4.0
 
 @dataclass(frozen=True)
 class ExportParts:
-    """What the service works with, once the node has joined its cluster."""
+    """What the service works with."""
 
     records: ExportRecords
     view: ClusterView
@@ -46,9 +46,9 @@ class ExportParts:
 class ExportService(export_pb2_grpc.ExportServiceServicer):
     """Answers by the records, and by what is in the folders."""
 
-    def __init__(self) -> None:
-        """Prepare; ``parts`` is None as long as the node has not joined its cluster."""
-        self.parts: ExportParts | None = None
+    def __init__(self, parts: ExportParts) -> None:
+        """Prepare."""
+        self._parts = parts
         # One look at each folder at a time: it has a thread until the folder answers.
         self._looks: dict[str, asyncio.Future[Manifest | None]] = {}
 
@@ -68,7 +68,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             if topic is not None:
                 await in_disk_thread(ensure_topic, topic, limit_s=TOPIC_LIMIT_S)
 
-        await self._joined().records.start(name, spec, check=check)
+        await self._parts.records.start(name, spec, check=check)
         return export_pb2.StartExportResponse()
 
     async def StopExport(  # noqa: N802
@@ -77,7 +77,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> export_pb2.StopExportResponse:
         """Let an export end."""
-        await self._joined().records.stop(request.name, now=request.now)
+        await self._parts.records.stop(request.name, now=request.now)
         return export_pb2.StopExportResponse()
 
     async def ListExports(  # noqa: N802
@@ -86,7 +86,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> export_pb2.ListExportsResponse:
         """Return the exports that go on."""
-        parts = self._joined()
+        parts = self._parts
         records = await parts.records.all()
         tables = tables_of_exports(records, parts.view.snapshot().tables)
         topics = await _topics(parts) if any(one.spec.topic for one in records.values()) else {}
@@ -113,11 +113,6 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             return await asyncio.wait_for(asyncio.shield(look), LOOK_S)
         except asyncio.TimeoutError as error:
             raise CheckpointUnavailable(f"{url} has not answered for {LOOK_S:g} s") from error
-
-    def _joined(self) -> ExportParts:
-        if self.parts is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        return self.parts
 
 
 def _newest_at(url: str) -> Manifest | None:

@@ -132,6 +132,10 @@ class BackstayError(Exception):
 
     retry_safe: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        """Return the text; of an error without one its name, because no text means no error."""
+        return super().__str__() or type(self).__name__
+
 
 def text_of(error: BaseException) -> str:
     """Return what to tell of an error: its text, or its name if it has none.

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from backstay import lifeline
+from backstay.backoff import Backoff
 from backstay.errors import JobError
 
 __all__ = ["MasterProcess"]
 
 RESTARTS_MAX = 20
-RESTART_PAUSE_S = 0.1
-RESTART_PAUSE_MAX_S = 5.0
+RESTART = Backoff(first_s=0.1, longest_s=5.0)
 STOP_GRACE_S = 10.0
 LAST_WORDS_BYTES_MAX = 4096
 
@@ -132,8 +132,7 @@ class MasterProcess:
             restarts += 1
             self._on_restart(code)
             # At once after the first, so that tasks flow again soon; slower when it goes on.
-            pause_s = min(RESTART_PAUSE_MAX_S, RESTART_PAUSE_S * 2 ** (restarts - 2))
-            if self._stopping.wait(0 if restarts == 1 else pause_s):
+            if self._stopping.wait(RESTART.pause_s(restarts - 1)):
                 break
             with self._lock:
                 if self._stopping.is_set():

@@ -33,11 +33,10 @@ def test_a_folder_that_stands_still_takes_one_thread(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(service_module, "LOOK_S", 0.01)
     # A network file system whose server is away.
     monkeypatch.setattr(service_module, "_newest_at", lambda _: goes_on.wait() and None)
-    service = ExportService()
     view: Any = SimpleNamespace(snapshot=lambda: SimpleNamespace(tables=()))
     nothing: Any = None
     records: Any = Records()
-    service.parts = ExportParts(records, view, nothing, nothing, "ps-0")
+    service = ExportService(ExportParts(records, view, nothing, nothing, "ps-0"))
 
     async def told() -> str:
         request = export_pb2.ListExportsRequest()
@@ -76,8 +75,10 @@ def test_a_folder_that_stands_still_takes_one_thread(monkeypatch: pytest.MonkeyP
 def test_a_call_with_a_wrong_setting_is_refused(change: dict[str, Any], what: str) -> None:
     right = {"name": "n", "url": "/served", "every_s": 1.0, "tables": ["*"]}
     request = export_pb2.StartExportRequest(**{**right, **change})
+    nothing: Any = None
+    service = ExportService(ExportParts(nothing, nothing, nothing, nothing, "ps-0"))
     with pytest.raises(InvalidRequest, match=what):
-        asyncio.run(ExportService().StartExport(request, None))  # type: ignore[arg-type]
+        asyncio.run(service.StartExport(request, nothing))
 
 
 def test_a_spec_travels_whole() -> None:
