@@ -224,7 +224,7 @@ class PartReader:
 def _contents(spec: TableSpec) -> list[tuple[str, tuple[int, int]]]:
     """Return the name of a table and of its companion, each with weights and state of a row."""
     contents = [(spec.name, (spec.row_elements, spec.state_elements))]
-    companion = None if spec.lifetime is None else spec.lifetime.companion_shape
+    companion = spec.companion_shape
     if companion is not None:
         contents.append((f"{spec.name}@admission", companion))
     return contents

@@ -5,7 +5,7 @@ for the whole of every call that may take time. ``SimNode``, ``SimMessage`` and 
 an editable install only: the tests' simulator drives them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "TABLE_RANGES",
     "Cancellation",
     "CopiedSlots",
     "DataClient",
     "DataServer",
+    "FunctionBuilder",
     "KeyPlan",
     "PendingPull",
     "PendingPush",
@@ -26,7 +28,9 @@ __all__ = [
     "SimMessage",
     "SimNode",
     "SimSlot",
+    "TableFacts",
     "__version__",
+    "canonical_part",
     "canonical_table",
     "check_table",
     "crc32c",
@@ -37,12 +41,15 @@ __all__ = [
     "read_tensor_header",
     "row_scores",
     "slots_of",
+    "table_facts",
     "table_id",
     "table_with_settings",
 ]
 
 __version__: str
 PROTOCOL_VERSION: int
+# Lowest and highest value of each number of a table's description, by its path in the JSON form.
+TABLE_RANGES: Mapping[str, tuple[int, int] | tuple[float, float]]
 
 def table_id(name: str) -> int:
     """Return the 64-bit id under which a table travels: a fixed hash of its name."""
@@ -56,6 +63,70 @@ def canonical_table(spec_json: str) -> str:
     Raises:
         ConfigError: A field is unknown, missing or out of range; the message names it.
     """
+
+def canonical_part(part_json: str, path: str, name: str) -> str:
+    """Check a part of a description and return it with every default filled in.
+
+    Args:
+        part_json: An object with the part under its path, such as ``{"lifetime.expiry": {...}}``.
+        path: The path of the part's settings, with which the core's errors begin.
+        name: What an error says in its place.
+
+    Raises:
+        ConfigError: Settings are unknown, missing, or contradict each other.
+    """
+
+@final
+class TableFacts:
+    """What follows from a description.
+
+    Attributes:
+        state_elements: Words behind the weights of a row.
+        statistics: The statistics of a row, in the order of their words.
+        takes_counts: Whether a push may tell of shows and clicks.
+        has_score: Whether its rows have a score.
+        companion_shape: Weights and state of a row of what counts keys without a row.
+    """
+
+    @property
+    def state_elements(self) -> int: ...
+    @property
+    def statistics(self) -> list[str]: ...
+    @property
+    def takes_counts(self) -> bool: ...
+    @property
+    def has_score(self) -> bool: ...
+    @property
+    def companion_shape(self) -> tuple[int, int] | None: ...
+
+def table_facts(spec_json: str) -> TableFacts:
+    """Return what follows from a table's JSON description.
+
+    Raises:
+        ConfigError: The description is wrong.
+    """
+
+@final
+class FunctionBuilder:
+    """A user function that grows operation by operation; equal ones are one node.
+
+    Each method returns the number of a node.
+
+    Raises:
+        ConfigError: The rules do not allow it.
+    """
+
+    def __new__(
+        cls, path: str, settings: Sequence[str], states: Sequence[tuple[str, str]]
+    ) -> FunctionBuilder: ...
+    @staticmethod
+    def inputs(path: str) -> list[str]: ...
+    def constant(self, value: float) -> int: ...
+    def input(self, name: str) -> int: ...
+    def setting(self, name: str) -> int: ...
+    def operation(self, name: str, nodes: Sequence[int]) -> int: ...
+    def finish(self, results: Sequence[int]) -> str:
+        """Return the expression with these results, as JSON."""
 
 def check_table(spec_json: str, slot_count: int) -> None:
     """Refuse a table that a cluster with so many slots cannot have.
