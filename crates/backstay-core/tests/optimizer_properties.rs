@@ -176,7 +176,7 @@ fn a_learning_rate_of_zero_moves_nothing() {
 fn ftrl_with_l1_makes_exact_zeros() {
     let spec = r#"{"ftrl": {"learning_rate": 0.1, "l1": 1.0}}"#;
     let optimizer: Optimizer = serde_json::from_str(spec).unwrap();
-    let mut row = Row::new(optimizer, &[0.0; 2]);
+    let mut row = Row::new(&optimizer, &[0.0; 2]);
     optimizer.update(&mut row.0, &mut row.1, &[0.5, 5.0], 1.0);
     assert_eq!(row.0[0].to_bits(), 0);
     assert!(row.0[1] < 0.0);
@@ -184,7 +184,7 @@ fn ftrl_with_l1_makes_exact_zeros() {
 
 fn row_after(spec: &str, dim: usize, gradient: f32) -> Row {
     let optimizer: Optimizer = serde_json::from_str(spec).unwrap();
-    let mut row = Row::new(optimizer, &vec![0.0; dim]);
+    let mut row = Row::new(&optimizer, &vec![0.0; dim]);
     let gradient: Vec<f32> = (0..dim).map(|i| gradient * (1 + i % 3) as f32).collect();
     optimizer.update(&mut row.0, &mut row.1, &gradient, 1.0);
     row
@@ -225,7 +225,7 @@ fn adagrad_with_decay_forgets_down_to_its_first_accumulator() {
     let spec =
         r#"{"adagraddecay": {"learning_rate": 0.1, "decay": 0.5, "initial_accumulator": 0.25}}"#;
     let optimizer: Optimizer = serde_json::from_str(spec).unwrap();
-    let mut row = Row::new(optimizer, &[0.0]);
+    let mut row = Row::new(&optimizer, &[0.0]);
     optimizer.update(&mut row.0, &mut row.1, &[2.0], 1.0);
     assert_eq!(row.1, [4.25]);
     for _ in 0..20 {
