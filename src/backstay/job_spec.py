@@ -3,7 +3,7 @@
 A ``JobSpec`` that exists is a valid one. It goes from the job file to the job's record and to each
 worker as JSON. ``docs/reference/job-file.md`` lists every field.
 
-Imports ``backstay.settings``, ``backstay.kubernetes_spec``, ``backstay.profiles``,
+Imports ``backstay.settings``, ``backstay.kubernetes.spec``, ``backstay.profiles``,
 ``backstay.addresses`` and ``backstay.errors`` only; does no I/O.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from backstay.addresses import split_address
 from backstay.errors import ConfigError
-from backstay.kubernetes_spec import KubernetesSpec, ScheduleSpec
+from backstay.kubernetes.spec import KubernetesSpec, ScheduleSpec
 from backstay.profiles import PROFILES
 from backstay.settings import (
     check,
@@ -63,7 +63,7 @@ MODES = ("async", "sync", "bounded", "geo")
 # Each launcher, and its class, which is imported when a job asks for it.
 LAUNCHERS = {
     "local": "backstay.master.local_launcher:LocalLauncher",
-    "kubernetes": "backstay.master.kubernetes.pod_launcher:PodLauncher",
+    "kubernetes": "backstay.kubernetes.pod_launcher:PodLauncher",
 }
 WORKERS_MAX = 10_000
 SERVERS_MAX = 64

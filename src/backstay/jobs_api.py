@@ -21,18 +21,18 @@ from typing import Any
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.cluster_jobs import Cluster
-from backstay.cli.job_run import DATA_OF_USE, RunOptions, job_of, supervisor_of
-from backstay.cli.kubernetes_exec import run_in_master
-from backstay.cli.kubernetes_follow import BegunJob
-from backstay.cli.kubernetes_submit import begin_on_kubernetes
-from backstay.cli.metrics_log import figures_of
-from backstay.cli.progress import Servers, Show
-from backstay.cli.stop_signals import StopOrder
-from backstay.cli.supervisor import Outcome
 from backstay.errors import ConfigError, JobError, JobRefused, UnknownJob
 from backstay.job_spec import JobSpec
-from backstay.master.kubernetes.published_status import PublishedStatus
+from backstay.kubernetes.exec import run_in_master
+from backstay.kubernetes.follow import BegunJob
+from backstay.kubernetes.published_status import PublishedStatus
+from backstay.kubernetes.submit import begin_on_kubernetes
+from backstay.runner.cluster_jobs import Cluster
+from backstay.runner.job_run import DATA_OF_USE, RunOptions, job_of, supervisor_of
+from backstay.runner.metrics_log import figures_of
+from backstay.runner.progress import Servers, Show
+from backstay.runner.stop_signals import StopOrder
+from backstay.runner.supervisor import Outcome
 
 __all__ = ["Job", "submit", "train"]
 

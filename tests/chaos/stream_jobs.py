@@ -22,9 +22,9 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from backstay.checkpoint.element import kind_of, number_of
 from backstay.checkpoint.export_folder import ExportFolder
-from backstay.cli.audit import audit_job
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError
+from backstay.runner.audit import audit_job
 from backstay.serving import Follower
 from backstay.trainer import Client
 from tests.chaos.cluster import ChaosCluster, NotYet

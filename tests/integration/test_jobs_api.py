@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.cli.last_status import LastStatus, status_before
 from backstay.errors import ConfigError, InvalidRequest, JobRefused
+from backstay.runner.last_status import LastStatus, status_before
 from tests.integration.tiny_jobs import write_clicks, write_model
 from tests.waiting import wait_until
 

@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 )
 
 from backstay.checkpoint.restore_state import RestoreState
-from backstay.cli.recorded_counts import recorded_counts
 from backstay.consensus.records.jobs import JobSpecRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.job.score_counts import Scores
@@ -37,6 +36,7 @@ from backstay.job_engine.rows_change import incarnation_in
 from backstay.job_engine.values import Failure, LeasedTask
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, PeriodSpec, ProgressiveSpec
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, kept_records, with_taken
+from backstay.runner.recorded_counts import recorded_counts
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.takes import part_and_offset
 from backstay.schedule.taking import PartEnds

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backstay.job_engine.launch import ExitReason
-from backstay.master.kubernetes.names import WORKER_ID
-from backstay.master.kubernetes.pod_memory import MoreMemory, memory_limit, with_memory
-from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
-from backstay.master.kubernetes.worker_pods import (
+from backstay.kubernetes.names import WORKER_ID
+from backstay.kubernetes.pod_memory import MoreMemory, memory_limit, with_memory
+from backstay.kubernetes.refusals import FORBIDDEN_MAX_S
+from backstay.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
     FAILED_KEPT,
     PAUSE_MAX_S,
@@ -25,7 +25,7 @@ from backstay.master.kubernetes.worker_pods import (
     PodPlan,
     WorkerPods,
 )
-from tests.unit.master.kubernetes_pods import (
+from tests.unit.kubernetes.kubernetes_pods import (
     deleted,
     disrupted,
     on_silent_node,

@@ -39,8 +39,8 @@ ROOMS = (
     *(f"src/backstay/job_engine/events/{module}.py" for module in ("tasks", "workers")),
     "src/backstay/job_engine/scaling.py",
     "master/job.py",
-    "master/kubernetes/__init__.py",
-    *(f"master/kubernetes/{module}.py" for module in KUBERNETES_MODULES),
+    "src/backstay/kubernetes/__init__.py",
+    *(f"src/backstay/kubernetes/{module}.py" for module in KUBERNETES_MODULES),
     *(f"trainer/worker/{module}.py" for module in ("local_run", "master_link")),
     *(f"trainer/{room}/__init__.py" for room in ("adapter", "modes", "paddle", "torch", "worker")),
 )
@@ -216,8 +216,8 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("src/backstay/job_engine/fault.py", "threading", "job_engine.fault -> threading"),
         ("src/backstay/schedule/fault.py", "time", "schedule.fault -> time"),
         ("src/backstay/schedule/fault.py", "backstay.master", "schedule.fault -> backstay.master"),
-        ("master/kubernetes/objects.py", "time", "kubernetes.objects -> time"),
-        ("master/kubernetes/worker_pods.py", "kubernetes", "worker_pods -> kubernetes"),
+        ("src/backstay/kubernetes/objects.py", "time", "kubernetes.objects -> time"),
+        ("src/backstay/kubernetes/worker_pods.py", "kubernetes", "worker_pods -> kubernetes"),
     ],
 )
 def test_import_linter_holds_the_layers(
@@ -334,7 +334,8 @@ def test_generated_code_that_was_edited_is_named(tmp_path: Path) -> None:
 
 
 def test_documentation_with_a_broken_link_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("docs", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as index:
         index.write("\n[nowhere](nowhere.md)\n")

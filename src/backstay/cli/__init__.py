@@ -1,8 +1,7 @@
 """The ``backstay`` command: the tools that need more than one part of the package.
 
-A command is a module of this package with a ``click`` command in it, and a line below. The Pods of
-a job on Kubernetes run ``kubernetes_master`` and ``scheduled_run``. May import every package; only
-``backstay.jobs_api`` imports it, for the same calls from Python.
+A command is a module of this package with a ``click`` command in it, and a line below. May import
+every package, and nothing imports it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ from backstay.checkpoint.export import export as write_export
 from backstay.checkpoint.export_reader import Export
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.trained import CheckpointTables, find_checkpoint
-from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
-from backstay.cli.last_status import checkpoint_folder, default_folder
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.errors import (
@@ -28,6 +26,7 @@ from backstay.errors import (
     ServerUnavailable,
     UnknownJob,
 )
+from backstay.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job.asked_model import asked_model
 from backstay.job.model_definition import load
@@ -41,6 +40,7 @@ from backstay.pserver.ctl.asking import (
     json_option,
     named_endpoints,
 )
+from backstay.runner.last_status import checkpoint_folder, default_folder
 from backstay.trainer.adapter.offline import job_of
 
 __all__ = ["export"]

@@ -18,13 +18,6 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.markup import escape
 
-from backstay.cli.audit import audit_job, audit_lines, audit_mapping
-from backstay.cli.cluster_jobs import Cluster, without_master
-from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
-from backstay.cli.kubernetes_jobs import jobs_on_kubernetes
-from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
-from backstay.cli.progress import round_text
-from backstay.cli.status_text import print_dead_letter, print_status
 from backstay.command_line import given_before
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.consensus.records.jobs import OVER_STATES
@@ -35,8 +28,10 @@ from backstay.errors import (
     RequestRefused,
     ServerUnavailable,
 )
+from backstay.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
+from backstay.kubernetes.jobs import jobs_on_kubernetes
 from backstay.master.job_client import JobClient, JobEntry, list_jobs
 from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl.asking import (
@@ -47,6 +42,11 @@ from backstay.pserver.ctl.asking import (
     named_endpoints,
 )
 from backstay.pserver.ctl.showing import grid, print_whole
+from backstay.runner.audit import audit_job, audit_lines, audit_mapping
+from backstay.runner.cluster_jobs import Cluster, without_master
+from backstay.runner.last_status import FILE_NAME, LastStatus, default_folder
+from backstay.runner.progress import round_text
+from backstay.runner.status_text import print_dead_letter, print_status
 
 __all__ = ["jobs"]
 

@@ -13,29 +13,29 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED
-from backstay.cli.job_run import RunOptions, job_of, servers_text, supervisor_of
-from backstay.cli.kubernetes_manifest import (
+from backstay.config import ENDPOINT_VARIABLE
+from backstay.errors import BackstayError, ConfigError, NeverReached
+from backstay.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED
+from backstay.exits import examples, exit_on_error, print_json
+from backstay.job_check.dry_run import DryRun
+from backstay.job_check.process import dry_run_apart
+from backstay.job_spec import MODES, JobSpec
+from backstay.kubernetes.manifest import (
     objects_of,
     paths_outside,
     schedule_of,
     to_manifest,
 )
-from backstay.cli.kubernetes_schedule import begin_schedule
-from backstay.cli.kubernetes_submit import begin_on_kubernetes
-from backstay.cli.local_training import train_here
-from backstay.cli.progress import Show, summary_lines
-from backstay.cli.servers import chosen_servers
-from backstay.cli.stop_signals import StopSignals
-from backstay.cli.supervisor import Outcome
-from backstay.config import ENDPOINT_VARIABLE
-from backstay.errors import BackstayError, ConfigError, NeverReached
-from backstay.exits import examples, exit_on_error, print_json
-from backstay.job_check.dry_run import DryRun
-from backstay.job_check.process import dry_run_apart
-from backstay.job_spec import MODES, JobSpec
+from backstay.kubernetes.objects import section
+from backstay.kubernetes.schedule import begin_schedule
+from backstay.kubernetes.submit import begin_on_kubernetes
 from backstay.master.job_file import parse_value, to_yaml
-from backstay.master.kubernetes.objects import section
+from backstay.runner.job_run import RunOptions, job_of, servers_text, supervisor_of
+from backstay.runner.local_training import train_here
+from backstay.runner.progress import Show, summary_lines
+from backstay.runner.servers import chosen_servers
+from backstay.runner.stop_signals import StopSignals
+from backstay.runner.supervisor import Outcome
 
 __all__ = ["evaluate", "predict", "train"]
 

@@ -15,9 +15,9 @@ from typing import Literal
 import click
 
 from backstay._version import __version__
-from backstay.cli.exit_codes import EXIT_FAILED, ZOO_EXIT_CODES
 from backstay.cli.zoo_files import zoo_files
 from backstay.errors import BackstayError, ConfigError
+from backstay.exit_codes import EXIT_FAILED, ZOO_EXIT_CODES
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.master.job_file import load_job
 from backstay.pserver.ctl.asking import json_option

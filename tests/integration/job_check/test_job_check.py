@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from backstay.checkpoint.storage import CheckpointStorage
-from backstay.cli.exit_codes import EXIT_STOPPED
 from backstay.errors import ConfigError, JobError, NonFiniteLoss
+from backstay.exit_codes import EXIT_STOPPED
 from backstay.job_check import process as check_process
 from backstay.job_check.process import check_job_apart, dry_run_apart
 from backstay.job_spec import JobSpec

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from backstay.cli.exit_codes import EXIT_NEVER_REACHED, EXIT_STOPPED
 from backstay.cluster.directory import reach
 from backstay.config import ClientConfig
 from backstay.errors import NeverReached
+from backstay.exit_codes import EXIT_NEVER_REACHED, EXIT_STOPPED
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer import Client
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from backstay.cli.audit import audit_job
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.runner.audit import audit_job
 from backstay.trainer.worker.audit import RecordsAudit
 from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli import main
-from backstay.cli.exit_codes import EXIT_CODES, JOBS_EXIT_CODES, ZOO_EXIT_CODES
-from backstay.cli.metrics_log import FILE_NAME, MetricsLog
-from backstay.cli.progress import metrics_text, round_text, summary_lines
-from backstay.cli.servers import chosen_servers
-from backstay.cli.supervisor import Outcome
 from backstay.config import ENDPOINT_VARIABLES
+from backstay.exit_codes import EXIT_CODES, JOBS_EXIT_CODES, ZOO_EXIT_CODES
 from backstay.job_spec import DataSpec, JobSpec, ServersSpec
+from backstay.runner.metrics_log import FILE_NAME, MetricsLog
+from backstay.runner.progress import metrics_text, round_text, summary_lines
+from backstay.runner.servers import chosen_servers
+from backstay.runner.supervisor import Outcome
 from backstay.trainer.worker.audit import RecordsAudit
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"

@@ -8,11 +8,11 @@ from typing import cast
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.progress import Servers, Show
-from backstay.cli.supervisor import _ExitPrinter
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.logs import TEXT_FORMAT, message_of
+from backstay.runner.progress import Servers, Show
+from backstay.runner.supervisor import _ExitPrinter
 
 
 def line_of(status: job_pb2.JobStatus) -> str:

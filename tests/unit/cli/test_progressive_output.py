@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.last_status import LastStatus, StatusFile
-from backstay.cli.metrics_log import FILE_NAME, MetricsLog, figures_of
-from backstay.cli.progress import Servers, Show, summary_lines
-from backstay.cli.status_text import print_status
-from backstay.cli.supervisor import Outcome
 from backstay.consensus.records.jobs import JobStateRecord
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.status import recorded_status
+from backstay.runner.last_status import LastStatus, StatusFile
+from backstay.runner.metrics_log import FILE_NAME, MetricsLog, figures_of
+from backstay.runner.progress import Servers, Show, summary_lines
+from backstay.runner.status_text import print_status
+from backstay.runner.supervisor import Outcome
 
 ALERT = "auc below 0.9 for 2 windows (0.75 in the last)"
 FIGURES = {"examples": 1000.0, "skipped": 0.0, "auc": 0.75, "logloss": 0.5, "calibration": 1.25}

@@ -14,10 +14,10 @@ from backstay.consensus.records.jobs import MasterRecord
 from backstay.errors import StoreUnavailable
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.kubernetes.published_status import how_ended
 from backstay.master import hosted_launcher
 from backstay.master.hosted_launcher import ExitsSeen, LaunchHandler
 from backstay.master.job import Job
-from backstay.master.kubernetes.published_status import how_ended
 from backstay.master.launcher import (
     report_message,
     report_of,
