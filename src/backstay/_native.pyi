@@ -28,7 +28,6 @@ __all__ = [
     "SimMessage",
     "SimNode",
     "SimSlot",
-    "TableFacts",
     "__version__",
     "canonical_part",
     "canonical_table",
@@ -76,31 +75,13 @@ def canonical_part(part_json: str, path: str, name: str) -> str:
         ConfigError: Settings are unknown, missing, or contradict each other.
     """
 
-@final
-class TableFacts:
-    """What follows from a description.
-
-    Attributes:
-        state_elements: Words behind the weights of a row.
-        statistics: The statistics of a row, in the order of their words.
-        takes_counts: Whether a push may tell of shows and clicks.
-        has_score: Whether its rows have a score.
-        companion_shape: Weights and state of a row of what counts keys without a row.
-    """
-
-    @property
-    def state_elements(self) -> int: ...
-    @property
-    def statistics(self) -> list[str]: ...
-    @property
-    def takes_counts(self) -> bool: ...
-    @property
-    def has_score(self) -> bool: ...
-    @property
-    def companion_shape(self) -> tuple[int, int] | None: ...
-
-def table_facts(spec_json: str) -> TableFacts:
+def table_facts(spec_json: str) -> tuple[int, list[str], bool, bool, tuple[int, int] | None]:
     """Return what follows from a table's JSON description.
+
+    Returns:
+        Words behind the weights of a row; its statistics, in the order of their words; whether
+        pushes may tell of shows and clicks; whether rows have a score; weights and state of a row
+        of what counts keys without a row.
 
     Raises:
         ConfigError: The description is wrong.

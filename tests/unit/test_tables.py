@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -162,6 +163,8 @@ def test_a_row_keeps_the_statistics_that_its_policy_uses() -> None:
     # SGD keeps nothing.
     assert SPECS[-1].state_elements == 2
     assert "lifetime" not in SPECS[0].to_json()
+    # What the core said of a description does not stand in the way of a copy.
+    assert copy.deepcopy(SPECS[-1]) == SPECS[-1]
 
 
 def test_an_unknown_word_for_compensation_is_refused_with_those_that_there_are() -> None:

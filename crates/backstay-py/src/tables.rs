@@ -37,7 +37,6 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(initial_rows, module)?)?;
     module.add_function(wrap_pyfunction!(pulled_rows, module)?)?;
     module.add_function(wrap_pyfunction!(row_scores, module)?)?;
-    module.add_class::<TableFacts>()?;
     module.add_class::<FunctionBuilder>()
 }
 
@@ -56,15 +55,10 @@ fn canonical_part(py: Python<'_>, part_json: &str, path: &str, name: &str) -> Py
         .map_err(|error| config_error(py, &error.of_part(path, name)))
 }
 
-/// What follows from a description.
-#[pyclass(frozen, get_all, module = "backstay._native")]
-struct TableFacts {
-    state_elements: usize,
-    statistics: Vec<&'static str>,
-    takes_counts: bool,
-    has_score: bool,
-    companion_shape: Option<(usize, usize)>,
-}
+/// Words behind the weights of a row; its statistics, in the order of their words; whether pushes may
+/// tell of shows and clicks; whether rows have a score; weights and state of a row of what counts keys
+/// without a row.
+type TableFacts = (usize, Vec<&'static str>, bool, bool, Option<(usize, usize)>);
 
 /// What follows from a table's JSON description.
 #[pyfunction]
@@ -74,13 +68,13 @@ fn table_facts(py: Python<'_>, spec_json: &str) -> PyResult<TableFacts> {
     let keeps = |one: &Statistic| lifetime.is_some_and(|lifetime| lifetime.keeps(*one));
     let statistics = Statistic::ALL.into_iter().filter(keeps);
     let companion = spec.companion();
-    Ok(TableFacts {
-        state_elements: spec.state_words(),
-        statistics: statistics.map(Statistic::name).collect(),
-        takes_counts: lifetime.is_some_and(Lifetime::takes_counts),
-        has_score: lifetime.is_some_and(Lifetime::uses_score),
-        companion_shape: companion.map(|one| (one.row_elements(), one.state_words())),
-    })
+    Ok((
+        spec.state_words(),
+        statistics.map(Statistic::name).collect(),
+        lifetime.is_some_and(Lifetime::takes_counts),
+        lifetime.is_some_and(Lifetime::uses_score),
+        companion.map(|one| (one.row_elements(), one.state_words())),
+    ))
 }
 
 /// Refuse a description that a cluster with so many slots cannot have.

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from backstay import _native
 from backstay.tables.compensation import AdaptiveRevision, DelayCompensated
@@ -64,6 +64,16 @@ class Clip(NonFinite, name="clip"):
 
 
 Kind: TypeAlias = Sparse | Dense
+
+
+class _Facts(NamedTuple):
+    """What follows from a description; see the properties of :class:`TableSpec`."""
+
+    state_elements: int
+    statistics: list[str]
+    takes_counts: bool
+    has_score: bool
+    companion_shape: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -200,8 +210,8 @@ class TableSpec:
         return self._facts.companion_shape
 
     @cached_property
-    def _facts(self) -> _native.TableFacts:
-        return _native.table_facts(self.to_json())
+    def _facts(self) -> _Facts:
+        return _Facts(*_native.table_facts(self.to_json()))
 
     def to_json(self) -> str:
         """Return the JSON form, every default filled in."""
