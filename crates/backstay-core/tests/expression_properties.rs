@@ -528,7 +528,11 @@ fn what_is_too_large_is_refused() {
         deep.contains("node 129: more than 128 operations one behind the other"),
         "{deep}"
     );
-    let many = check(&chain(256)).unwrap_err().to_string();
+    let many = Expression {
+        nodes: vec![Node::Input("weights".into()); 257],
+        results: vec![0],
+    };
+    let many = check(&many).unwrap_err().to_string();
     assert_eq!(
         many,
         "more than 256 operations, inputs, settings and constants"

@@ -70,12 +70,12 @@ impl From<String> for ExpressionError {
 impl Expression {
     /// Check everything and return the type of each node.
     pub fn check(&self, signature: &Signature) -> Result<Vec<Type>, ExpressionError> {
+        self.check_length()?;
         let mut builder = ExpressionBuilder::new(signature.clone());
         for node in &self.nodes {
             builder.add(node.clone())?;
         }
         builder.check_results(&self.results)?;
-        self.check_length()?;
         Ok(builder.types)
     }
 
