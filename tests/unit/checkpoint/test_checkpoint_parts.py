@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -401,6 +401,9 @@ def test_a_table_may_have_nothing_but_deleted_keys(tmp_path: Path) -> None:
     assert checkpoint.open().rows(LAYER.name).keys.shape == (0,)
 
 
+KINDS: Mapping[str, Any] = kinds_of("optimizer")
+
+
 def _counted(
     weights: Any,
     gradient: Any,
@@ -415,11 +418,7 @@ def _counted(
 @pytest.mark.parametrize(
     "optimizer",
     [
-        *(
-            kind(learning_rate=0.1)
-            for name, kind in kinds_of("optimizer").items()
-            if name != "user"
-        ),
+        *(kind(learning_rate=0.1) for name, kind in KINDS.items() if name != "user"),
         UserOptimizer.of(_counted, learning_rate=0.1),
         RMSProp(momentum=0.5),
         RMSProp(centered=True, momentum=0.5),
