@@ -24,8 +24,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let spans = PyDict::new(module.py());
     for (path, span) in ranges() {
         match span {
-            Span::Whole(low, high) => spans.set_item(path, (low, high))?,
-            Span::Number(low, high) => spans.set_item(path, (low, high))?,
+            Span::Whole(low, high) => spans.set_item(path, (*low, *high))?,
+            Span::Number(low, high) => spans.set_item(path, (*low, *high))?,
         }
     }
     module.add("TABLE_RANGES", spans)?;

@@ -12,13 +12,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from backstay import _native
 from backstay.errors import ConfigError
 
-__all__ = ["Part", "check_settings", "in_json", "kinds_of", "read_settings"]
+__all__ = ["Part", "check_settings", "in_json", "kinds_of", "of_core"]
 
+_Made = TypeVar("_Made")
 _KINDS: dict[str, dict[str, type[Part]]] = {}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
@@ -66,8 +67,8 @@ class Part:
 
     @classmethod
     def of_json(cls, settings: Mapping[str, Any]) -> Any:
-        """Return the part with these settings, as the core fills them in."""
-        return cls(**read_settings(cls, settings))
+        """Return the part with settings that the core gives; it has checked them."""
+        return of_core(cls, settings)
 
 
 def in_json(value: Any) -> Any:
@@ -87,13 +88,19 @@ def kinds_of(path: str) -> Mapping[str, type[Part]]:
     return _KINDS[path]
 
 
-def read_settings(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of the core's JSON with the parts that a dataclass has among its fields."""
+def of_core(kind: type[_Made], settings: Mapping[str, Any]) -> _Made:
+    """Return a dataclass with settings of the core's JSON, which has checked them."""
     hints = _hints_of(kind)
-    return {name: _read(hints[name], value) for name, value in settings.items()}
+    made = object.__new__(kind)
+    for item in fields(kind):  # type: ignore[arg-type]
+        value = settings.get(item.name, item.default)
+        object.__setattr__(made, item.name, _read(hints[item.name], value))
+    return made
 
 
 def _read(hint: Any, value: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return tuple(value)
     for kind in get_args(hint) or (hint,):
         if not (isinstance(kind, type) and issubclass(kind, Part)):
             continue

@@ -9,14 +9,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from backstay import _native
 from backstay.tables.compensation import AdaptiveRevision, DelayCompensated
 from backstay.tables.initializers import Initializer, Uniform, Zeros
 from backstay.tables.lifetime import Lifetime
 from backstay.tables.optimizers import SGD, Optimizer
-from backstay.tables.part import Part, check_settings, in_json, read_settings
+from backstay.tables.part import Part, check_settings, in_json, of_core
 from backstay.tables.user import PullFunction
 
 Storage: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -230,5 +230,4 @@ class TableSpec:
         Raises:
             ConfigError: It is not JSON, or a field is unknown, missing or out of range.
         """
-        plain: dict[str, Any] = json.loads(_native.canonical_table(text))
-        return cls(**read_settings(cls, plain))
+        return of_core(cls, json.loads(_native.canonical_table(text)))

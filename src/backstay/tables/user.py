@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from backstay.errors import ConfigError
 from backstay.tables.optimizers import Optimizer
-from backstay.tables.part import Part, check_settings
+from backstay.tables.part import Part, check_settings, of_core
 
 __all__ = [
     "AdmissionFunction",
@@ -92,8 +92,8 @@ class _Function(Part):
 
     @classmethod
     def of_json(cls, settings: Mapping[str, Any]) -> Any:
-        """Return the function with these settings, as the core fills them in."""
-        return cls(**{**settings, "expression": json.dumps(settings["expression"])})
+        """Return the function with settings that the core gives; it has checked them."""
+        return of_core(cls, {**settings, "expression": json.dumps(settings["expression"])})
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class UserOptimizer(_Function, Optimizer, at="optimizer", name="user"):
 
     @classmethod
     def of_json(cls, settings: Mapping[str, Any]) -> Any:
-        """Return the optimizer with these settings, as the core fills them in."""
+        """Return the optimizer with settings that the core gives; it has checked them."""
         states = tuple(State(**state) for state in settings["states"])
         return super().of_json({**settings, "states": states})
 

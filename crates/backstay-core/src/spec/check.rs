@@ -111,7 +111,7 @@ impl TableSpec {
     pub fn check(&self) -> Result<(), SpecError> {
         let checker = Checker { table: &self.name };
         checker.name()?;
-        checker.numbers(self)?;
+        checker.numbers("", &serde_json::to_value(self).unwrap_or_default())?;
         checker.kind(&self.kind)?;
         checker.initializer(&self.initializer)?;
         let elements = self.row_elements();
@@ -227,20 +227,20 @@ impl Checker<'_> {
         Err(self.refuse("name", &self.quoted(), &allowed))
     }
 
-    /// Each number alone.
-    fn numbers(&self, spec: &TableSpec) -> Result<(), SpecError> {
-        let value = serde_json::to_value(spec).unwrap_or_default();
-        for (path, span) in ranges() {
-            let at = format!("/{}", path.replace('.', "/"));
-            match value.pointer(&at) {
-                None => {}
-                // What a lifetime does not set. Elsewhere a null is a NaN.
-                Some(Value::Null) if path.starts_with("lifetime.") => {}
-                Some(found) if span.holds(found) => {}
-                Some(found) => return Err(self.refuse(&path, found, &span.words())),
-            }
+    /// Each number alone, of the part of the JSON form at a path.
+    fn numbers(&self, path: &str, value: &Value) -> Result<(), SpecError> {
+        if let Value::Object(fields) = value {
+            return fields.iter().try_for_each(|(name, value)| {
+                let dot = if path.is_empty() { "" } else { "." };
+                self.numbers(&format!("{path}{dot}{name}"), value)
+            });
         }
-        Ok(())
+        match ranges().get(path) {
+            // A null is what a lifetime does not set; elsewhere it is a NaN.
+            Some(_) if value.is_null() && path.starts_with("lifetime.") => Ok(()),
+            Some(span) if !span.holds(value) => Err(self.refuse(path, value, &span.words())),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn kind(&self, kind: &TableKind) -> Result<(), SpecError> {

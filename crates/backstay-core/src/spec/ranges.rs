@@ -3,6 +3,9 @@
 //! The binding gives them to Python, which refuses a setting where it is written. What depends on
 //! more than one number is in `check`.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
 use super::check::{MAX_BLOCK_ELEMENTS, MAX_DIM, MAX_FAN};
@@ -74,22 +77,22 @@ const fn number((low, high): Range) -> Span {
 }
 
 /// The range of each number, by its path.
-pub fn ranges() -> impl Iterator<Item = (String, Span)> {
-    let of_optimizers = Optimizer::RANGES.iter().flat_map(|(name, numbers)| {
-        let path = move |field: &str| format!("optimizer.{name}.{field}");
-        numbers
+pub fn ranges() -> &'static BTreeMap<String, Span> {
+    static ALL: LazyLock<BTreeMap<String, Span>> = LazyLock::new(|| {
+        let mut all: BTreeMap<String, Span> = RANGES
             .iter()
-            .map(move |&(field, range)| (path(field), number(range)))
+            .map(|&(path, span)| (path.to_owned(), span))
+            .collect();
+        for (name, numbers) in Optimizer::RANGES {
+            let of = |&(field, range)| (format!("optimizer.{name}.{field}"), number(range));
+            all.extend(numbers.iter().map(of));
+        }
+        let delay = "compensation.delay_compensated";
+        let of = |&(field, range)| (format!("{delay}.{field}"), number(range));
+        all.extend(DelayCompensation::NUMBERS.iter().map(of));
+        all
     });
-    let of_delays = DelayCompensation::NUMBERS.iter();
-    let of_delays = of_delays.map(|&(field, range)| {
-        (
-            format!("compensation.delay_compensated.{field}"),
-            number(range),
-        )
-    });
-    let others = RANGES.iter().map(|&(path, span)| (path.to_owned(), span));
-    others.chain(of_optimizers).chain(of_delays)
+    &ALL
 }
 
 impl Span {
