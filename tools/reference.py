@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from backstay import _native, errors
 from backstay._proto.v1 import job_pb2
 from backstay.consensus import ClusterSnapshot, NodeRecord
+from backstay.exit_codes import ExitCode
 from backstay.job_spec import AlertSpec, DataSpec, JobSpec, ProgressiveSpec
 from backstay.master import prometheus
 from backstay.pserver.metrics import families
@@ -28,12 +29,13 @@ OPEN_END = 2**31 - 1
 SETTINGS_HEAD = "| setting | default | allowed | what it does |"
 JOB_HEAD = "| field | default | allowed | what it does |"
 ERRORS_HEAD = "| error | retry safe | meaning and remedy |"
+CODES_HEAD = "| exit code | meaning |"
 METRICS_HEAD = "| metric | type | labels | meaning |"
 
 
 def define_env(env: Any) -> None:
     """Give the functions to MkDocs."""
-    for function in (settings, job_fields, error_table, node_metrics, job_metrics):
+    for function in (settings, job_fields, error_table, exit_codes, node_metrics, job_metrics):
         env.macro(function)
 
 
@@ -88,6 +90,11 @@ def error_table(*names: str, below: bool = True) -> str:
         found = list(_tree(first)) if below else [first]
         rows += [_error_row(error, is_first=error is first) for error in found]
     return table(ERRORS_HEAD, rows)
+
+
+def exit_codes() -> str:
+    """Return all exit codes of the programs."""
+    return table(CODES_HEAD, ([str(int(code)), code.meaning] for code in ExitCode))
 
 
 def node_metrics(*groups: str) -> str:

@@ -82,10 +82,10 @@ def scheduler_of(optimizer: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted({**OPTIMIZERS, **EVERY_ROW}))
-def test_same_loss_curve(name: str) -> None:
+def test_same_loss_curve(name: str, one_server: LocalCluster, own_name: str) -> None:
     every_row = name in EVERY_ROW
     make = {**OPTIMIZERS, **EVERY_ROW}[name]
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows"))
         inner = make(model.parameters())
         optimizer = DistributedOptimizer(inner)
@@ -108,9 +108,9 @@ def lazy_adam(model: Model) -> Any:
     return paddle.optimizer.Adam(0.01, epsilon=1e-14, lazy_mode=True, parameters=model.parameters())
 
 
-def test_same_loss_curve_as_lazy_adam() -> None:
+def test_same_loss_curve_as_lazy_adam(one_server: LocalCluster, own_name: str) -> None:
     """Both count the trainer's steps, and a batch has some of the rows only."""
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="lazy") as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows"))
         optimizer = DistributedOptimizer(lazy_adam(model))
         reference = reference_of(model, session, sparse=True)
@@ -150,9 +150,11 @@ CLIPPED = [
 
 
 @pytest.mark.parametrize(("name", "sparse"), CLIPPED)
-def test_clipped_gradients_are_those_of_plain_paddle(name: str, sparse: bool) -> None:
+def test_clipped_gradients_are_those_of_plain_paddle(
+    name: str, sparse: bool, one_server: LocalCluster, own_name: str
+) -> None:
     """Dense and sparse gradients of a batch are clipped together, equal ids merged before."""
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows"))
         optimizer = DistributedOptimizer(clipped(model, CLIPS[name]()))
         reference, unclipped = (reference_of(model, session, sparse=sparse) for _ in range(2))
@@ -165,10 +167,10 @@ def test_clipped_gradients_are_those_of_plain_paddle(name: str, sparse: bool) ->
     np.testing.assert_allclose(rows, reference.embedding.weight.numpy(), atol=CLIPPED_TOLERANCE)
 
 
-def test_what_asks_for_no_clipping_is_not_clipped() -> None:
+def test_what_asks_for_no_clipping_is_not_clipped(one_server: LocalCluster, own_name: str) -> None:
     """``need_clip`` of a parameter is Paddle's, rows on the servers included."""
     attribute = paddle.ParamAttr(need_clip=False)
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="need") as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows", weight_attr=attribute))
         optimizer = DistributedOptimizer(clipped(model, paddle.nn.ClipGradByGlobalNorm(0.05)))
         reference = reference_of(model, session, weight_attr=attribute)
@@ -191,8 +193,10 @@ class ClippedInTheLoop:
         self.optimizer.clear_grad()
 
 
-def test_gradients_clipped_in_the_loop_are_those_of_plain_paddle() -> None:
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="loop") as session:
+def test_gradients_clipped_in_the_loop_are_those_of_plain_paddle(
+    one_server: LocalCluster, own_name: str
+) -> None:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows"))
         optimizer = DistributedOptimizer(clipped(model, None))
         reference = reference_of(model, session)

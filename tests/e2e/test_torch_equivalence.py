@@ -101,11 +101,11 @@ def assert_same(here: list[float], plain: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({**OPTIMIZERS, **EVERY_ROW}))
-def test_same_loss_curve(name: str) -> None:
+def test_same_loss_curve(name: str, one_server: LocalCluster, own_name: str) -> None:
     every_row = name in EVERY_ROW
     make = {**OPTIMIZERS, **EVERY_ROW}[name]
     schedule = SCHEDULERS.get(name, lambda _: None)
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         inner = make(list(model.parameters()))
         optimizer = DistributedOptimizer(inner)
@@ -137,9 +137,9 @@ def sparse_adam(embedding: Any) -> Any:
     return of.SparseAdam(embedding.parameters(), 0.01)
 
 
-def test_same_loss_curve_as_sparse_adam() -> None:
+def test_same_loss_curve_as_sparse_adam(one_server: LocalCluster, own_name: str) -> None:
     """Both count the trainer's steps, and a batch has some of the rows only."""
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints) as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         rows = DistributedOptimizer(sparse_adam(model.embedding))
         layers = DistributedOptimizer(of.Adam(model.network.parameters(), 0.01))
@@ -150,9 +150,9 @@ def test_same_loss_curve_as_sparse_adam() -> None:
     assert_same(here, plain)
 
 
-def test_a_swapped_model_is_the_same_model() -> None:
+def test_a_swapped_model_is_the_same_model(one_server: LocalCluster, own_name: str) -> None:
     """What ``swap_embeddings`` makes of a plain file trains as the plain file does."""
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="swapped") as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(torch.nn.Embedding(IDS, 8, sparse=True))
         assert swap_embeddings(model, over_bytes=1 << 30) == ["embedding"]
         optimizer = DistributedOptimizer(of.Adagrad(model.parameters(), 0.1))
@@ -183,9 +183,11 @@ class Clipped:
 
 
 @pytest.mark.parametrize("name", CLIPS)
-def test_clipped_gradients_are_those_of_plain_torch(name: str) -> None:
+def test_clipped_gradients_are_those_of_plain_torch(
+    name: str, one_server: LocalCluster, own_name: str
+) -> None:
     """Dense and sparse gradients of a batch are clipped together, equal ids merged before."""
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         optimizer = DistributedOptimizer(of.SGD(model.parameters(), 2.0))
         reference, unclipped = reference_of(model, session), reference_of(model, session)
@@ -204,9 +206,9 @@ def test_clipped_gradients_are_those_of_plain_torch(name: str) -> None:
 @pytest.mark.slow
 # torch.compile looks at .grad of what comes into a graph and hides the warning; not from pytest.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_a_compiled_model_has_the_same_loss_curve() -> None:
+def test_a_compiled_model_has_the_same_loss_curve(one_server: LocalCluster, own_name: str) -> None:
     """With PyTorch's code generator, as a user has it."""
-    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="compiled") as session:
+    with init(one_server.endpoints, job=own_name) as session:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         optimizer = DistributedOptimizer(of.Adagrad(model.parameters(), 0.1))
         reference = reference_of(model, session)

@@ -18,7 +18,6 @@ from tests.integration.tiny_jobs import write_clicks, write_model
 from tests.waiting import wait_until
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(300)
 
 LIMIT_S = 120.0
 RECORDS = 400

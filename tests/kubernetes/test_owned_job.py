@@ -15,7 +15,7 @@ from backstay.kubernetes.owned_job import OwnedJob
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.namespace import Namespace, wait_for
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kubernetes
 
 JOB = "census"
 NAME = object_name(JOB)

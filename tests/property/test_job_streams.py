@@ -42,6 +42,7 @@ from backstay.schedule.takes import part_and_offset
 from backstay.schedule.taking import PartEnds
 from backstay.schedule.task_table import TaskTable
 from tests.dict_journal import DictJournal
+from tests.examples import examples
 
 KEYS = JobKeys("job")
 WORKERS = ("w1", "w2")
@@ -523,10 +524,10 @@ def _quiet() -> Iterator[None]:
 
 
 TestStream = StreamMachine.TestCase
-TestStream.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestStream.settings = settings(max_examples=examples(150), stateful_step_count=60)
 
 TestScored = ScoredMachine.TestCase
-TestScored.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
+TestScored.settings = settings(max_examples=examples(30), stateful_step_count=60)
 
 TestFolders = FolderMachine.TestCase
-TestFolders.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestFolders.settings = settings(max_examples=examples(100), stateful_step_count=60)

@@ -14,6 +14,8 @@ from backstay.config import ServerConfig
 from backstay.pserver import local_cli, serve_cli
 from backstay.pserver.ctl import cli as ctl_cli
 
+pytestmark = pytest.mark.gates
+
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 COMMANDS_PAGE = (REFERENCE / "cli.md").read_text(encoding="utf-8")
 

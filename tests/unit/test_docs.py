@@ -9,6 +9,8 @@ import pytest
 
 from backstay import errors
 
+pytestmark = pytest.mark.gates
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 

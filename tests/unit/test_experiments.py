@@ -35,6 +35,8 @@ from bench.experiments.plan import (
 from bench.experiments.plot import Line, svg, ticks
 from bench.experiments.run import Sizes, parse_arguments
 
+pytestmark = pytest.mark.gates
+
 NUMBERS = sorted(TARGETS)
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.gates
+
 ROOT = Path(__file__).resolve().parents[2]
 # Scripts of the environment that runs the tests, on the PATH or not.
 SCRIPTS = Path(sys.executable).parent
@@ -24,7 +26,7 @@ GUARD = 'if __name__ != "backstay.{0}":\n    raise ImportError("import backstay.
 FOLDERS = ("consensus", "master", "pserver", "trainer")
 KUBERNETES_MODULES = (
     *("job_events", "names", "objects", "pod_exit", "pod_memory", "pod_template"),
-    *("pserver_objects", "refusals", "worker_pods"),
+    *("pserver_objects", "refusals", "spec", "worker_pods"),
 )
 # What the contracts of import-linter name must be there.
 ROOMS = (
@@ -38,6 +40,11 @@ ROOMS = (
     "src/backstay/job_engine/events/__init__.py",
     *(f"src/backstay/job_engine/events/{module}.py" for module in ("tasks", "workers")),
     "src/backstay/job_engine/scaling.py",
+    "src/backstay/runner/__init__.py",
+    "src/backstay/cli/__init__.py",
+    "src/backstay/cli/run.py",
+    "src/backstay/job_spec.py",
+    "src/backstay/jobs_api.py",
     "master/job.py",
     "src/backstay/kubernetes/__init__.py",
     *(f"src/backstay/kubernetes/{module}.py" for module in KUBERNETES_MODULES),
@@ -218,6 +225,14 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("src/backstay/schedule/fault.py", "backstay.master", "schedule.fault -> backstay.master"),
         ("src/backstay/kubernetes/objects.py", "time", "kubernetes.objects -> time"),
         ("src/backstay/kubernetes/worker_pods.py", "kubernetes", "worker_pods -> kubernetes"),
+        ("src/backstay/kubernetes/fault.py", "kubernetes", "fault -> kubernetes"),
+        ("src/backstay/kubernetes/spec.py", "backstay.runner", "kubernetes.spec -> "),
+        ("src/backstay/cli/fault.py", "backstay.kubernetes", "fault -> backstay.kubernetes"),
+        ("src/backstay/jobs_api.py", "backstay.cli.run", "jobs_api -> backstay.cli"),
+        ("src/backstay/jobs_api.py", "backstay.kubernetes", "jobs_api -> backstay.kubernetes"),
+        ("src/backstay/runner/fault.py", "backstay.kubernetes", "fault -> backstay.kubernetes"),
+        ("src/backstay/runner/fault.py", "click", "runner.fault -> click"),
+        ("src/backstay/jobs_api.py", "rich", "jobs_api -> rich"),
     ],
 )
 def test_import_linter_holds_the_layers(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from backstay.job_spec import JobSpec
+
+pytestmark = pytest.mark.gates
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "job-file.md"
 

@@ -19,6 +19,8 @@ from backstay.kubernetes.spec import KubernetesSpec
 from backstay.settings import nested_kind
 from tools import reference
 
+pytestmark = pytest.mark.gates
+
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 

@@ -26,7 +26,7 @@ from backstay.errors import (
     ServerUnavailable,
     UnknownJob,
 )
-from backstay.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
+from backstay.exit_codes import JOBS_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job.asked_model import asked_model
 from backstay.job.model_definition import load
@@ -60,7 +60,7 @@ class _Found(NamedTuple):
 
 @click.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay export census model",
         "backstay export census model --endpoint ps-0:7000 --format parquet",
         "backstay export s3://bucket/checkpoints model --model model.py",
@@ -111,11 +111,11 @@ def export(
     function load_for_inference of Paddle's or PyTorch's adapter loads it. Without the model file,
     the folder has all tables as they are.
     """
-    others: dict[type[BackstayError], int] = {
-        ServerUnavailable: EXIT_NO_ANSWER,
-        UnknownJob: EXIT_NO_ANSWER,
+    others: dict[type[BackstayError], ExitCode] = {
+        ServerUnavailable: ExitCode.NO_ANSWER,
+        UnknownJob: ExitCode.NO_ANSWER,
     }
-    with exit_on_error(EXIT_FAILED, as_json=as_json, others=others):
+    with exit_on_error(ExitCode.FAILED, as_json=as_json, others=others):
         found = _found(source, checkpoint, model, **where)
         part: Any = None
         untrained: list[str] = []

@@ -7,20 +7,19 @@ terminal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Sequence
 
 from backstay.errors import JobError, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.api import KubernetesApi
-from backstay.kubernetes.exec import run_in_master
-from backstay.kubernetes.master_pod import master_pod, pserver_trouble
+from backstay.kubernetes.master_pod import master_pod, pserver_trouble, run_in_master
 from backstay.kubernetes.objects import Owner
 from backstay.kubernetes.published_status import PublishedStatus, read_status
 from backstay.runner.audit import audit_of_mapping
-from backstay.runner.progress import Servers, Show
+from backstay.runner.outcome import Outcome
+from backstay.runner.place import Ran
+from backstay.runner.show import Servers, Show
 from backstay.runner.stop_signals import StopOrder
-from backstay.runner.supervisor import Outcome
 
 __all__ = ["BegunJob"]
 
@@ -48,108 +47,95 @@ class BegunJob:
     def __enter__(self) -> BegunJob:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the job goes on."""
         self.api.close()
 
     @property
-    def deployment(self) -> str:
-        """Name of its Deployment."""
-        return self.owner.name
+    def how_to_end(self) -> str:
+        """How a user ends the job without its job master."""
+        return f"kubectl delete deployment {self.owner.name} -n {self.api.namespace}"
 
-    def published(self) -> PublishedStatus | None:
-        """Return what its job master has written; None: it was deleted.
+    def run(self, words: Sequence[str]) -> Ran:
+        """Run a command of ``backstay jobs`` beside its job master.
 
         Raises:
-            KubernetesError: The API refuses the call, or does not answer.
+            JobRefused: No Pod of the job master runs now.
         """
-        return read_status(self.api, self.spec.name, self.owner.uid)
+        return run_in_master(self.api, self.spec.name, words)
 
-    @property
-    def namespace(self) -> str:
-        """Of the job."""
-        return self.api.namespace
+    def published(self) -> PublishedStatus | None:
+        """Return what its job master has written; None: it was deleted."""
+        return read_status(self.api, self.spec.name, self.owner.uid)
 
     def follow(
         self, show: Show, stops: StopOrder, asks_to_stop: Callable[[], bool]
     ) -> Outcome | None:
-        """Look on at the job.
+        """Look on at the job, as ``backstay.runner.place.BegunJob`` has it."""
+        news, is_stopping = _News(show), False
+        while True:
+            trouble = ""
+            try:
+                published = self.published()
+                if published is None:
+                    raise JobError(f"the objects of job {self.spec.name!r} were deleted")
+                if published.over:
+                    news.show(published, "")
+                    return self._outcome(published)
+                if news.stands_still(published):
+                    waits = master_pod(self.api, self.spec.name).trouble
+                    servers = pserver_trouble(self.api, self.spec.name)
+                    trouble = "; ".join(filter(None, [waits, servers]))
+            except KubernetesError as error:
+                trouble = str(error)
+            news.show(news.last, trouble)
+            if stops.wait(LOOK_PAUSE_S) and not is_stopping:
+                is_stopping = asks_to_stop() and self._stop(show)
+                if not is_stopping:
+                    return None
+            if is_stopping:
+                # The order was given, so there is nothing to wait for but time.
+                time.sleep(LOOK_PAUSE_S)
 
-        Args:
-            show: Where its progress is shown.
-            stops: Ends this, if ``asks_to_stop`` does not say that it stops the job.
-            asks_to_stop: Whether the order is for the job.
-
-        Returns:
-            How the job ended; None: it goes on.
-
-        Raises:
-            JobError: Its objects were deleted.
-        """
-        end = _Follower(self, show, stops, asks_to_stop).follow()
-        if end is None:
-            return None
+    def _outcome(self, end: PublishedStatus) -> Outcome:
         audit = None if end.audit is None else audit_of_mapping(end.audit)
         seconds = time.monotonic() - self._begun_s
         return Outcome(end.status, end.over, end.reason, seconds, audit)
 
+    def _stop(self, show: Show) -> bool:
+        """Have the job stop; return whether it will."""
+        try:
+            ran = self.run(["stop", self.spec.name, "--reason", "Ctrl-C"])
+        except JobError as error:
+            # Such as a job master that is being replaced.
+            show.say(f"the job is not stopped: {error}")
+            return False
+        show.say((ran.output + ran.errors).strip())
+        return ran.exit_code == 0
 
-class _Follower:
-    """Looks on at a job until it is over, or the user leaves it."""
 
-    def __init__(
-        self,
-        begun: BegunJob,
-        show: Show,
-        stops: StopOrder,
-        asks_to_stop: Callable[[], bool],
-    ) -> None:
-        self._begun = begun
-        self._api = begun.api
-        self._spec = begun.spec
+class _News:
+    """Shows what is new of a job."""
+
+    def __init__(self, show: Show) -> None:
         self._show = show
-        self._stops = stops
-        self._asks_to_stop = asks_to_stop
         self._said: set[str] = set()
         self._exits: set[str] = set()
         self._trouble_said = ""
-        self._is_stopping = False
-        self._last = PublishedStatus()
+        self.last = PublishedStatus()
         self._changed_s = time.monotonic()
 
-    def follow(self) -> PublishedStatus | None:
-        """Return how the job ended; None: it goes on without this command."""
-        while True:
-            trouble = ""
-            try:
-                published = self._begun.published()
-                if published is None:
-                    raise JobError(f"the objects of job {self._spec.name!r} were deleted")
-                if published.over:
-                    self._look(published, "")
-                    return published
-                now_s = time.monotonic()
-                if published != self._last:
-                    self._last, self._changed_s = published, now_s
-                if now_s - self._changed_s > STANDS_STILL_S:
-                    waits = master_pod(self._api, self._spec.name).trouble
-                    servers = pserver_trouble(self._api, self._spec.name)
-                    trouble = "; ".join(filter(None, [waits, servers]))
-            except KubernetesError as error:
-                trouble = str(error)
-            self._look(self._last, trouble)
-            if self._stops.wait(LOOK_PAUSE_S) and not self._is_stopping and not self._stop():
-                return None
-            if self._is_stopping:
-                # The order was given, so there is nothing to wait for but time.
-                time.sleep(LOOK_PAUSE_S)
+    def stands_still(self, published: PublishedStatus) -> bool:
+        """Take in what is published; return whether it has not changed for a while."""
+        now_s = time.monotonic()
+        if published != self.last:
+            self.last, self._changed_s = published, now_s
+        return now_s - self._changed_s > STANDS_STILL_S
 
-    def _look(self, published: PublishedStatus, trouble: str) -> None:
-        """Show what is new."""
+    def show(self, published: PublishedStatus, trouble: str) -> None:
         for worker, how, last in published.exits:
             if worker not in self._exits:
                 self._exits.add(worker)
@@ -164,18 +150,3 @@ class _Follower:
         elif trouble and trouble not in self._said:
             self._said.add(trouble)
             self._show.say(trouble)
-
-    def _stop(self) -> bool:
-        """Find out what the order means; return whether to look on until the job has stopped."""
-        if not self._asks_to_stop():
-            return False
-        words = ["stop", self._spec.name, "--reason", "Ctrl-C"]
-        try:
-            ran = run_in_master(self._api, self._spec.name, words)
-        except JobError as error:
-            # Such as a job master that is being replaced.
-            self._show.say(f"the job is not stopped: {error}")
-            return False
-        self._show.say((ran.output + ran.errors).strip())
-        self._is_stopping = ran.exit_code == 0
-        return self._is_stopping

@@ -23,15 +23,15 @@ from backstay.kubernetes.objects import (
     ScheduleObjects,
     job_objects,
     schedule_objects,
-    section,
     spec_in_pods,
 )
+from backstay.kubernetes.pod_template import section
 from backstay.kubernetes.pserver_objects import (
     check_no_servers,
     pserver_endpoints,
     server_settings,
 )
-from backstay.runner.servers import chosen_servers
+from backstay.runner.servers import ServerChoice, chosen_servers
 
 __all__ = ["objects_of", "paths_outside", "schedule_of", "to_manifest"]
 
@@ -51,17 +51,15 @@ def objects_of(spec: JobSpec, run: str = "", owner: Owner | None = None) -> JobO
     Raises:
         ConfigError: The job cannot run on Kubernetes as it is.
     """
-    _refuse_hooks_of_passes(spec)
     if spec.hooks.before or spec.hooks.after:
         raise ConfigError(
             "hooks: on Kubernetes only a job with a schedule runs them; leave them out"
         )
-    files, chosen = _carried(spec), chosen_servers(spec, os.environ)
-    if not chosen.local:
-        check_no_servers(spec)
+    files, chosen, settings = _parts(spec)
+    if settings is None:
         in_pods = spec_in_pods(spec, chosen.endpoints)
         return job_objects(in_pods, files, run=run, owner=owner)
-    own = OwnServers(server_settings(spec, chosen.local), secrets.token_hex(RUN_BYTES))
+    own = OwnServers(settings, secrets.token_hex(RUN_BYTES))
     in_pods = spec_in_pods(spec, pserver_endpoints(spec.name, chosen.local))
     return job_objects(in_pods, files, own, run=run, owner=owner)
 
@@ -72,21 +70,23 @@ def schedule_of(spec: JobSpec) -> ScheduleObjects:
     Raises:
         ConfigError: The job cannot run on Kubernetes as it is.
     """
-    _refuse_hooks_of_passes(spec)
-    files, chosen = _carried(spec), chosen_servers(spec, os.environ)
-    if chosen.local:
-        # Each run makes them; what is wrong with them is said now.
-        server_settings(spec, chosen.local)
-        return schedule_objects(spec_in_pods(spec, local=chosen.local), files)
-    check_no_servers(spec)
-    return schedule_objects(spec_in_pods(spec, chosen.endpoints), files)
+    # Each run makes servers of its own anew; what is wrong with them is said now.
+    files, chosen, _ = _parts(spec)
+    return schedule_objects(spec_in_pods(spec, chosen.endpoints, local=chosen.local), files)
 
 
-def _refuse_hooks_of_passes(spec: JobSpec) -> None:
+def _parts(spec: JobSpec) -> tuple[dict[str, str], ServerChoice, dict[str, Any] | None]:
+    """Return the files of a job, its servers, and the settings of servers of its own."""
     if spec.hooks.each_pass:
         raise ConfigError(
             "hooks.each_pass: no command runs beside a job on Kubernetes; leave it out"
         )
+    files = {} if section(spec).model_folder else _model_files(Path(spec.model))
+    chosen = chosen_servers(spec, os.environ)
+    if chosen.local:
+        return files, chosen, server_settings(spec, chosen.local)
+    check_no_servers(spec)
+    return files, chosen, None
 
 
 def to_manifest(objects: JobObjects | ScheduleObjects, namespace: str) -> str:
@@ -132,11 +132,6 @@ def paths_outside(spec: JobSpec) -> list[str]:
             "servers must have it as one folder"
         )
     return warnings
-
-
-def _carried(spec: JobSpec) -> dict[str, str]:
-    """Return the files that the command carries."""
-    return {} if section(spec).model_folder else _model_files(Path(spec.model))
 
 
 def _model_files(model: Path) -> dict[str, str]:

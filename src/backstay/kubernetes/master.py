@@ -3,7 +3,6 @@
 A Deployment starts the process again whenever it ends. So the process writes how the job ended,
 scales servers of the job's own and then the Deployment to 0, and waits to be ended. After that
 write no process serves the job.
-Exit codes: 0 it was told to end, 1 this process cannot go on, 4 another process is the job master.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -27,12 +25,12 @@ from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.consensus.records.jobs import RUN_STATES, RunState
 from backstay.errors import (
     BackstayError,
-    ConfigError,
     KubernetesError,
     NeverReached,
     NotJobMaster,
 )
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
+from backstay.exits import exit_on_error
 from backstay.job_engine.scaling import ScalingPolicy
 from backstay.job_spec import JobSpec, ServerCounts
 from backstay.kubernetes.api import KubernetesApi
@@ -47,7 +45,6 @@ from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
 from backstay.master.host import FINAL_ERRORS, MasterHost
 from backstay.master.hosted_launcher import ExitsSeen
-from backstay.master.serve_cli import EXIT_FAILED, EXIT_REPLACED
 from backstay.runner.audit import audit_job, audit_mapping
 from backstay.tasks import end_tasks
 
@@ -92,7 +89,7 @@ def main(
     insecure: bool,
 ) -> None:
     """Run the job master of the job in SPEC_FILE, and its launcher, until the job is over."""
-    try:
+    with exit_on_error(ExitCode.FAILED, others={NotJobMaster: ExitCode.REPLACED}):
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         set_up_logging("info", "text", f"job master of {spec.name}")
         api = KubernetesApi.in_pod(os.environ.get(NAMESPACE_VARIABLE, ""))
@@ -117,13 +114,6 @@ def main(
             over = _serve(configure, spec, api, objects)
             if over == "running":
                 return
-    except NotJobMaster as error:
-        _fail(error, EXIT_REPLACED)
-    except ConfigError as error:
-        # Before the API is known there is nowhere else to say it.
-        _fail(error, EXIT_WRONG_SETTING)
-    except BackstayError as error:
-        _fail(error, EXIT_FAILED)
     # Servers of a job that is not saved have the only copy of its rows.
     _leave(objects, servers_end=servers_end and over != "unsaved")
 
@@ -177,14 +167,18 @@ def _reach(config: MasterConfig, servers: ServerScale | None) -> None:
 async def _run(
     config: MasterConfig, spec: JobSpec, objects: OwnedJob, servers: ServerScale | None
 ) -> str:
-    host = MasterHost(config, spec, end_record=PublishedEnd(objects, spec, config))
+    host = MasterHost(
+        config,
+        spec,
+        end_record=PublishedEnd(objects, spec, config),
+        exits=ExitsSeen(objects.events.note_exit),
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)
     counts = NO_SERVERS if servers is None else spec.servers.counts(len(config.endpoints))
     policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
     events = objects.events
-    host.exits.on_new = events.note_exit
     scale = JobScale(host, policy, servers, events.note)
     background = [
         asyncio.create_task(_publish(objects, host)),
@@ -317,10 +311,8 @@ def _tell(host: MasterHost, what: str, trouble: str) -> None:
 def _leave(objects: OwnedJob, *, servers_end: bool) -> None:
     """Scale the Deployment to 0, and wait for the signal that this brings."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    try:
+    with exit_on_error(ExitCode.FAILED):
         asyncio.run(_end_objects(objects, servers_end=servers_end))
-    except KubernetesError as error:
-        _fail(error, EXIT_FAILED)
     signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, END_LIMIT_S)
 
 
@@ -352,11 +344,6 @@ async def _repeat(call: Callable[[], ResultT]) -> ResultT:
                 break
             await asyncio.sleep(RETRY_S)
     raise KubernetesError(why_refused(failure), status=failure.status, reason=failure.reason)
-
-
-def _fail(error: BackstayError, exit_code: int) -> None:
-    click.echo(f"Error: {error}", err=True)
-    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

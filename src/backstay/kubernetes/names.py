@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "CONTENT",
@@ -19,6 +21,7 @@ __all__ = [
     "SCHEDULE",
     "STATUS",
     "WORKER",
+    "annotation",
     "files_name",
     "labels_of",
     "object_name",
@@ -26,6 +29,7 @@ __all__ = [
     "pserver_name",
     "run_uid",
     "schedule_name",
+    "selector_of",
     "status_name",
     "worker_pod_name",
     "worker_selector",
@@ -114,6 +118,16 @@ def owner_label(owner_uid: str) -> str:
 def worker_selector(owner_uid: str) -> str:
     """Return what selects the worker Pods of an owner."""
     return f"{OWNER}={owner_label(owner_uid)}"
+
+
+def selector_of(job: str, role: str) -> str:
+    """Return what selects the objects of a role."""
+    return ",".join(f"{name}={value}" for name, value in labels_of(job, role).items())
+
+
+def annotation(found: Mapping[str, Any], name: str) -> str:
+    """Return an annotation of an object as the API gives it; empty: it has none."""
+    return str(found["metadata"].get("annotations", {}).get(name, ""))
 
 
 def labels_of(job: str, role: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import ConfigError
+from backstay.exit_codes import JOB_CODES, ExitCode
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.names import (
     CONTENT,
@@ -27,6 +28,7 @@ from backstay.kubernetes.names import (
     STATUS,
     WORKER,
     WORKER_ID,
+    annotation,
     files_name,
     labels_of,
     object_name,
@@ -38,8 +40,12 @@ from backstay.kubernetes.names import (
 )
 from backstay.kubernetes.pod_template import (
     JOB_FOLDER,
+    PYTHON,
     SCRATCH,
+    pod_of,
     pod_template,
+    section,
+    variable_of_field,
     whole_cores,
 )
 from backstay.kubernetes.pserver_objects import (
@@ -48,7 +54,6 @@ from backstay.kubernetes.pserver_objects import (
     pserver_objects,
     settings_text,
 )
-from backstay.kubernetes.spec import KubernetesSpec
 
 __all__ = [
     "FILES_BYTES_MAX",
@@ -64,7 +69,6 @@ __all__ = [
     "has_own_servers",
     "job_objects",
     "schedule_objects",
-    "section",
     "spec_in_pods",
     "worker_pod",
 ]
@@ -78,7 +82,7 @@ NAMESPACE_VARIABLE = "POD_NAMESPACE"
 RUN_VARIABLE = "BACKSTAY_RUN"
 # With these exit codes a run is over, and did not go well. After another the Pod is made again, so
 # often.
-RUN_ENDS = (1, 2, 3, 5, 130)
+RUN_ENDS = sorted(int(code) for code in {*JOB_CODES} - {ExitCode.OK, ExitCode.NEVER_REACHED})
 RUN_TRIES_MAX = 20
 # The job master's option which says that the servers are the job's own.
 SERVERS_END = "--servers-end"
@@ -90,7 +94,6 @@ TERMINATION_LOG = "/dev/termination-log"
 # What Kubernetes takes as a key of a ConfigMap.
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 # The image's interpreter, not the one that runs this code.
-PYTHON = "python3"
 
 
 class Owner(NamedTuple):
@@ -134,14 +137,12 @@ class JobObjects(NamedTuple):
     @property
     def content(self) -> str:
         """What tells whether two submissions are the same job."""
-        content: str = self.deployment["metadata"]["annotations"][CONTENT]
-        return content
+        return annotation(self.deployment, CONTENT)
 
     @property
     def run(self) -> str:
         """Which run of a schedule it is; empty: the job has none."""
-        run: str = self.deployment["metadata"]["annotations"].get(RUN, "")
-        return run
+        return annotation(self.deployment, RUN)
 
 
 class ScheduleObjects(NamedTuple):
@@ -153,27 +154,13 @@ class ScheduleObjects(NamedTuple):
     @property
     def content(self) -> str:
         """What tells whether two submissions are the same."""
-        content: str = self.cron_job["metadata"]["annotations"][CONTENT]
-        return content
+        return annotation(self.cron_job, CONTENT)
 
 
 def has_own_servers(deployment: Mapping[str, Any]) -> bool:
     """Whether a job's servers end with it, as its Deployment says."""
     containers = deployment["spec"]["template"]["spec"]["containers"]
     return any(SERVERS_END in one.get("command", ()) for one in containers)
-
-
-def section(spec: JobSpec) -> KubernetesSpec:
-    """Return the job's section ``kubernetes``.
-
-    Raises:
-        ConfigError: The job has none.
-    """
-    if spec.kubernetes is None:
-        raise ConfigError(
-            "kubernetes: is missing; a job on Kubernetes needs at least `kubernetes: {image: ...}`"
-        )
-    return spec.kubernetes
 
 
 def spec_in_pods(spec: JobSpec, endpoints: Sequence[str] = (), *, local: int = 0) -> JobSpec:
@@ -216,8 +203,7 @@ def job_objects(
     """
     settings = {} if own is None else {SETTINGS_FILE: settings_text(own.settings)}
     carried = {JOB_FILE: spec.to_json(), **settings, **files}
-    _check_files(carried)
-    content = hashlib.sha256(json.dumps(carried, sort_keys=True).encode()).hexdigest()
+    content = _content_of(carried)
     annotations = {JOB_NAME: spec.name, CONTENT: content, **({RUN: run} if run else {})}
     name = files_name(spec.name, content)
     metadata = {"labels": labels_of(spec.name, MASTER), "annotations": annotations}
@@ -248,10 +234,9 @@ def schedule_objects(spec: JobSpec, files: Mapping[str, str]) -> ScheduleObjects
     """
     assert spec.schedule is not None
     carried = {JOB_FILE: spec.to_json(), **files}
-    _check_files(carried)
-    content = hashlib.sha256(json.dumps(carried, sort_keys=True).encode()).hexdigest()
     labels = labels_of(spec.name, SCHEDULE)
-    metadata = {"labels": labels, "annotations": {JOB_NAME: spec.name, CONTENT: content}}
+    annotations = {JOB_NAME: spec.name, CONTENT: _content_of(carried)}
+    metadata = {"labels": labels, "annotations": annotations}
     cron_job = {
         "apiVersion": "batch/v1",
         "kind": "CronJob",
@@ -311,24 +296,13 @@ def worker_pod(
         OWNER: owner_label(owner.uid),
         WORKER_ID: worker_id,
     }
-    metadata = template["metadata"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            **metadata,
-            "name": worker_pod_name(spec.name, owner.uid, worker_id),
-            "labels": {**metadata.get("labels", {}), **labels},
-            "annotations": {**metadata.get("annotations", {}), JOB_NAME: spec.name},
-            "ownerReferences": [owner.reference()],
-        },
-        "spec": {
-            "automountServiceAccountToken": False,
-            **({"priorityClassName": priority_class} if priority_class else {}),
-            **template["spec"],
-            "restartPolicy": "Never",
-        },
+    pod = pod_of(template, labels, job=spec.name, restart="Never", priority_class=priority_class)
+    named = {
+        **pod["metadata"],
+        "name": worker_pod_name(spec.name, owner.uid, worker_id),
+        "ownerReferences": [owner.reference()],
     }
+    return {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": named}
 
 
 def _leaving_last_words(template: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,12 +324,12 @@ def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]
         command=[PYTHON, "-m", "backstay.kubernetes.scheduled_run", f"{JOB_FOLDER}/{JOB_FILE}"],
         env=[
             # What Kubernetes calls the Job, however often its Pod begins anew.
-            _field(RUN_VARIABLE, "metadata.labels['batch.kubernetes.io/job-name']"),
-            _field(NAMESPACE_VARIABLE, "metadata.namespace"),
+            variable_of_field(RUN_VARIABLE, "metadata.labels['batch.kubernetes.io/job-name']"),
+            variable_of_field(NAMESPACE_VARIABLE, "metadata.namespace"),
         ],
         files=schedule_name(spec.name),
     )
-    given = template["metadata"]
+    account = spec.schedule.service_account
     return {
         "backoffLimit": RUN_TRIES_MAX,
         "podFailurePolicy": {
@@ -370,19 +344,14 @@ def _run_of_schedule(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]
                     "onExitCodes": {
                         "containerName": SCHEDULE,
                         "operator": "In",
-                        "values": list(RUN_ENDS),
+                        "values": RUN_ENDS,
                     },
                 },
             ]
         },
-        "template": {
-            "metadata": {**given, "labels": {**given.get("labels", {}), **labels}},
-            "spec": {
-                "serviceAccountName": spec.schedule.service_account,
-                **template["spec"],
-                "restartPolicy": "Never",
-            },
-        },
+        "template": pod_of(
+            template, labels, job=spec.name, restart="Never", service_account=account
+        ),
     }
 
 
@@ -401,15 +370,21 @@ def _deployment(
         MASTER,
         command=words,
         env=[
-            _field("POD_IP", "status.podIP"),
-            _field(NAMESPACE_VARIABLE, "metadata.namespace"),
+            variable_of_field("POD_IP", "status.podIP"),
+            variable_of_field(NAMESPACE_VARIABLE, "metadata.namespace"),
             *_variables({ENDPOINT_VARIABLE: ",".join(spec.servers.endpoints)}),
         ],
         files=files,
     )
-    priority = kubernetes.master.priority_class
-    given = template["metadata"]
     labels = labels_of(spec.name, MASTER)
+    pod = pod_of(
+        template,
+        labels,
+        job=spec.name,
+        restart="Always",
+        priority_class=kubernetes.master.priority_class,
+        service_account=kubernetes.service_account,
+    )
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -419,19 +394,7 @@ def _deployment(
             "revisionHistoryLimit": 0,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {
-                    **given,
-                    "labels": {**given.get("labels", {}), **labels},
-                    "annotations": {**given.get("annotations", {}), JOB_NAME: spec.name},
-                },
-                "spec": {
-                    "serviceAccountName": kubernetes.service_account,
-                    **({"priorityClassName": priority} if priority else {}),
-                    **template["spec"],
-                    "restartPolicy": "Always",
-                },
-            },
+            "template": pod,
         },
     }
 
@@ -444,7 +407,12 @@ def _status_metadata(job: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_files(carried: Mapping[str, str]) -> None:
+def _content_of(carried: Mapping[str, str]) -> str:
+    """Return what tells files of a ConfigMap from others.
+
+    Raises:
+        ConfigError: They are too large, or one has a name that cannot be.
+    """
     for name in carried:
         if not _KEY.fullmatch(name):
             raise ConfigError(
@@ -458,11 +426,8 @@ def _check_files(carried: Mapping[str, str]) -> None:
             f"ConfigMap holds {FILES_BYTES_MAX:,}. Put them into the image, and name their folder "
             "there: kubernetes.model_folder"
         )
+    return hashlib.sha256(json.dumps(carried, sort_keys=True).encode()).hexdigest()
 
 
 def _variables(env: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in env.items()]
-
-
-def _field(name: str, path: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -1,6 +1,6 @@
 """The container and the Pod of a role, out of the section ``kubernetes`` of a job file.
 
-Imports ``backstay.kubernetes.spec`` and ``names``; does no I/O.
+Values in, values out.
 """
 
 from __future__ import annotations
@@ -9,14 +9,28 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backstay.kubernetes.names import SCHEDULE
+from backstay.errors import ConfigError
+from backstay.job_spec import JobSpec
+from backstay.kubernetes.names import JOB_NAME, SCHEDULE
 from backstay.kubernetes.spec import VOLUME_KINDS, KubernetesSpec, PodSpec, amount
 
-__all__ = ["JOB_FOLDER", "SCRATCH", "files_of", "merged", "pod_template", "whole_cores"]
+__all__ = [
+    "JOB_FOLDER",
+    "PYTHON",
+    "SCRATCH",
+    "files_of",
+    "merged",
+    "pod_of",
+    "pod_template",
+    "section",
+    "variable_of_field",
+    "whole_cores",
+]
 
 # Where the job file and the model file lie, read-only; and the one folder that may be written.
 JOB_FOLDER = "/backstay/job"
 JOB_VOLUME = "job"
+PYTHON = "python3"
 SCRATCH = "/tmp"
 # The image's own user may be root, and may have no number.
 USER_ID = 10001
@@ -104,6 +118,62 @@ def pod_template(
         told = [{**_LOG_WITH_STATUS, **one} for one in first]
         template = {**template, "spec": {**template["spec"], "initContainers": told}}
     return template
+
+
+def pod_of(
+    template: Mapping[str, Any],
+    labels: Mapping[str, str],
+    *,
+    job: str,
+    restart: str,
+    priority_class: str = "",
+    service_account: str = "",
+) -> dict[str, Any]:
+    """Return a template as a whole: with what its role says, which a user's template cannot change.
+
+    Args:
+        template: As ``pod_template`` returned it.
+        labels: Of the Pod.
+        job: Name of the job.
+        restart: What Kubernetes does when a container ends.
+        priority_class: A PriorityClass that a user's template may replace; empty: none.
+        service_account: The account of its processes; empty: they get none.
+    """
+    metadata = template["metadata"]
+    account: dict[str, Any] = {"automountServiceAccountToken": False}
+    if service_account:
+        account = {"serviceAccountName": service_account}
+    return {
+        "metadata": {
+            **metadata,
+            "labels": {**metadata.get("labels", {}), **labels},
+            "annotations": {**metadata.get("annotations", {}), JOB_NAME: job},
+        },
+        "spec": {
+            **account,
+            **({"priorityClassName": priority_class} if priority_class else {}),
+            **template["spec"],
+            "restartPolicy": restart,
+        },
+    }
+
+
+def variable_of_field(name: str, path: str) -> dict[str, Any]:
+    """Return a variable that has the value of a field of its Pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def section(spec: JobSpec) -> KubernetesSpec:
+    """Return the job's section ``kubernetes``.
+
+    Raises:
+        ConfigError: The job has none.
+    """
+    if spec.kubernetes is None:
+        raise ConfigError(
+            "kubernetes: is missing; a job on Kubernetes needs at least `kubernetes: {image: ...}`"
+        )
+    return spec.kubernetes
 
 
 def files_of(template: Mapping[str, Any]) -> str:

@@ -15,7 +15,14 @@ from backstay.config import ENDPOINT_VARIABLE, ServerConfig
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.names import JOB_NAME, PSERVER, labels_of, object_name, pserver_name
-from backstay.kubernetes.pod_template import JOB_FOLDER, pod_template
+from backstay.kubernetes.pod_template import (
+    JOB_FOLDER,
+    PYTHON,
+    pod_of,
+    pod_template,
+    section,
+    variable_of_field,
+)
 from backstay.kubernetes.spec import KubernetesSpec, amount
 from backstay.settings import load, suggestion
 
@@ -36,7 +43,6 @@ SETTINGS_FILE = "pserver.toml"
 CONTROL_PORT = 7000
 DATA_PORT = 7100
 METRICS_PORT = 9464
-PYTHON = "python3"
 CLUSTER_VARIABLE = "BACKSTAY_CLUSTER"
 REPLACES_VARIABLE = "BACKSTAY_REPLACES_CLUSTER"
 NODE_VARIABLE = "BACKSTAY_NODE_ID"
@@ -94,7 +100,7 @@ def check_no_servers(spec: JobSpec) -> None:
 
 def cores_of_server(spec: JobSpec) -> float:
     """Return how much CPU a server may use, or else asks for; 0: the job does not say."""
-    pserver = _section(spec).pserver
+    pserver = section(spec).pserver
     quantity = pserver.limits.get("cpu") or pserver.requests.get("cpu")
     return 0.0 if quantity is None else amount(quantity)
 
@@ -109,7 +115,7 @@ def server_settings(spec: JobSpec, count: int) -> dict[str, Any]:
     Raises:
         ConfigError: One is wrong or missing.
     """
-    kubernetes, given = _section(spec), dict(spec.servers.settings)
+    kubernetes, given = section(spec), dict(spec.servers.settings)
     _check_given(given)
     _check_variables(kubernetes)
     follows_load = spec.autoscale is not None and spec.autoscale.servers == "load"
@@ -228,7 +234,7 @@ def _stateful_set(
     metadata: Mapping[str, Any],
     ports: Mapping[str, int],
 ) -> dict[str, Any]:
-    kubernetes, labels = _section(spec), metadata["labels"]
+    kubernetes, labels = section(spec), metadata["labels"]
     template = pod_template(
         kubernetes,
         PSERVER,
@@ -240,7 +246,8 @@ def _stateful_set(
         files=files,
         of_role=_of_role(spec.name, labels, ports),
     )
-    given, priority = template["metadata"], kubernetes.pserver.priority_class
+    priority = kubernetes.pserver.priority_class
+    pod = pod_of(template, labels, job=spec.name, restart="Always", priority_class=priority)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -251,19 +258,7 @@ def _stateful_set(
             "selector": {"matchLabels": labels},
             # All at once: new servers serve only when the first of them have all come.
             "podManagementPolicy": "Parallel",
-            "template": {
-                "metadata": {
-                    **given,
-                    "labels": {**given.get("labels", {}), **labels},
-                    "annotations": {**given.get("annotations", {}), JOB_NAME: spec.name},
-                },
-                "spec": {
-                    "automountServiceAccountToken": False,
-                    **({"priorityClassName": priority} if priority else {}),
-                    **template["spec"],
-                    "restartPolicy": "Always",
-                },
-            },
+            "template": pod,
         },
     }
 
@@ -272,10 +267,10 @@ def _environment(job: str, run: str) -> list[dict[str, Any]]:
     """Return what each Pod has of its own; its name is its node id."""
     host = f"$({NODE_VARIABLE}).{pserver_name(job)}.$(POD_NAMESPACE).svc"
     return [
-        _field(NODE_VARIABLE, "metadata.name"),
-        _field("POD_NAMESPACE", "metadata.namespace"),
+        variable_of_field(NODE_VARIABLE, "metadata.name"),
+        variable_of_field("POD_NAMESPACE", "metadata.namespace"),
         # Copies of a slot go to different machines.
-        _field("BACKSTAY_HOST", "spec.nodeName"),
+        variable_of_field("BACKSTAY_HOST", "spec.nodeName"),
         {"name": CLUSTER_VARIABLE, "value": f"{object_name(job)}-{run}"},
         # A name and not the Pod's address, because certificates hold names.
         {"name": "BACKSTAY_ADVERTISE_HOST", "value": host},
@@ -325,16 +320,6 @@ def _probe(path: str, *, period_s: int, failures: int) -> dict[str, Any]:
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
-
-
-def _field(name: str, path: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def _section(spec: JobSpec) -> KubernetesSpec:
-    # ``objects.section`` has refused a job without one.
-    assert spec.kubernetes is not None
-    return spec.kubernetes
 
 
 def _check_given(given: Mapping[str, Any]) -> None:

@@ -2,14 +2,13 @@
 
 A user who reaches the API of Kubernetes only sees it there. It is also the record that the job is
 over: a job master that is started after that serves no more.
-Imports ``api``, ``names``, ``worker_pods`` and the messages.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
@@ -20,6 +19,7 @@ from backstay.kubernetes.api import KubernetesApi
 from backstay.kubernetes.names import status_name
 from backstay.kubernetes.worker_pods import LAST_WORDS_MAX
 from backstay.master.hosted_launcher import ExitsSeen
+from backstay.runner.place import Published, WorkerEnd
 
 __all__ = [
     "GrownServers",
@@ -41,25 +41,13 @@ class GrownServers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PublishedStatus:
+class PublishedStatus(Published):
     """What the ConfigMap says.
 
     Attributes:
-        status: How the job goes; None: its job master has not said.
-        over: The state in which the job has ended; empty: it has not.
-        reason: Why it ended, if it is not done.
-        counts: Ends of workers by reason, since the job master began.
-        exits: The newest ends: worker, how, last words.
-        audit: What the counters of records say, if the job has ``audit`` and is over.
         grown: The last growth of the job's own servers, until the plan has ended.
     """
 
-    status: job_pb2.JobStatus | None = None
-    over: str = ""
-    reason: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    exits: tuple[tuple[str, str, str], ...] = ()
-    audit: Mapping[str, Any] | None = None
     grown: GrownServers | None = None
 
     @classmethod
@@ -72,7 +60,9 @@ class PublishedStatus:
                     json.loads(data["status"]), job_pb2.JobStatus(), ignore_unknown_fields=True
                 )
             workers = json.loads(data.get("workers", "{}"))
-            exits = tuple((one["worker"], one["how"], one["log"]) for one in workers["newest"])
+            exits = tuple(
+                WorkerEnd(one["worker"], one["how"], one["log"]) for one in workers["newest"]
+            )
             counts = dict(workers["ended"])
         except (ValueError, KeyError, TypeError, ParseError):
             counts, exits = {}, ()

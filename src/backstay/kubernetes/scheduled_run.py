@@ -18,26 +18,24 @@ import click
 
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import BackstayError, ConfigError, JobError, KubernetesError
-from backstay.exit_codes import EXIT_FAILED
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.job_spec import HooksSpec, JobSpec
 from backstay.kubernetes.api import KubernetesApi
 from backstay.kubernetes.follow import BegunJob
 from backstay.kubernetes.manifest import objects_of
-from backstay.kubernetes.names import RUN, object_name
+from backstay.kubernetes.names import RUN, annotation, object_name
 from backstay.kubernetes.objects import NAMESPACE_VARIABLE, RUN_VARIABLE, JobObjects, Owner
 from backstay.kubernetes.refusals import Refusal, refusal_of, why_refused
 from backstay.kubernetes.submit import check_free, earlier_run, submit
 from backstay.logs import set_up_logging
 from backstay.runner.hooks import run_hooks
-from backstay.runner.progress import Show
+from backstay.runner.outcome import Outcome
+from backstay.runner.show import Lines
 from backstay.runner.stop_signals import StopOrder, StopSignals
-from backstay.runner.supervisor import Outcome
 
-__all__ = ["EXIT_AGAIN", "exit_code_of", "main"]
+__all__ = ["exit_code_of", "main"]
 
 # Another Pod is to go on with the run.
-EXIT_AGAIN = 75
 # Answers of the API that another time may be others.
 _PASSING = (0, 409, 429)
 _FORBIDDEN = 403
@@ -61,7 +59,7 @@ def main(spec_file: Path) -> int:
         click.echo(f"Error: {error}", err=True)
         return exit_code_of(error, stopped=stops.asked)
     if outcome is None:
-        return EXIT_AGAIN
+        return ExitCode.AGAIN
     click.echo(f"{spec.name}: {outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}")
     return outcome.exit_code
 
@@ -74,14 +72,14 @@ def exit_code_of(error: BackstayError, *, stopped: bool) -> int:
         stopped: Whether this Pod was told to end.
     """
     if isinstance(error, ConfigError):
-        return EXIT_WRONG_SETTING
+        return ExitCode.WRONG_SETTING
     if stopped:
-        return EXIT_AGAIN
+        return ExitCode.AGAIN
     if isinstance(error, KubernetesError):
         is_quota = error.status == _FORBIDDEN and refusal_of(error) is Refusal.PASSES
         passes = is_quota or error.status in _PASSING or error.status >= _SERVER_ERRORS
-        return EXIT_AGAIN if passes else EXIT_FAILED
-    return EXIT_FAILED
+        return ExitCode.AGAIN if passes else ExitCode.FAILED
+    return ExitCode.FAILED
 
 
 class _Run:
@@ -110,7 +108,7 @@ class _Run:
             outcome = self._to_the_end_of_the_job(objects)
         except JobError as error:
             # Otherwise another Pod goes on with the run.
-            if exit_code_of(error, stopped=self._stops.asked) != EXIT_AGAIN:
+            if exit_code_of(error, stopped=self._stops.asked) != ExitCode.AGAIN:
                 self._call_hooks_after("failed", str(error))
             raise
         if outcome is not None:
@@ -149,7 +147,7 @@ class _Run:
     def _begins(self, objects: JobObjects) -> bool:
         """Whether no Pod before this one has made the objects of the run."""
         found = self._api.get("deployments", objects.deployment["metadata"]["name"])
-        return found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run
+        return found is None or annotation(found, RUN) != self._run
 
     def _to_the_end_of_the_job(self, objects: JobObjects) -> Outcome | None:
         owner = self._repeat(lambda: submit(self._api, self._spec.name, objects, self._stops.wait))
@@ -173,9 +171,8 @@ class _Run:
         raise KubernetesError(why_refused(failure), status=failure.status, reason=failure.reason)
 
     def _look_on(self, owner: Owner) -> Outcome | None:
-        begun, show = BegunJob(self._api, self._spec, owner), Show(self._spec.name)
-        with show:
-            return begun.follow(show, self._stops, lambda: False)
+        begun = BegunJob(self._api, self._spec, owner)
+        return begun.follow(Lines(), self._stops, lambda: False)
 
     def _call_hooks_after(self, state: str, reason: str) -> None:
         result = {"BACKSTAY_JOB_RESULT": state, "BACKSTAY_JOB_REASON": reason}

@@ -17,7 +17,7 @@ from backstay.config import ClientConfig
 from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import BackstayError
 from backstay.kubernetes.api import KubernetesApi
-from backstay.kubernetes.names import PSERVER, labels_of, pserver_name
+from backstay.kubernetes.names import PSERVER, pserver_name, selector_of
 from backstay.kubernetes.owned_job import OwnedJob
 from backstay.kubernetes.pod_exit import has_no_room, is_on_lost_node, why_not_running
 from backstay.kubernetes.published_status import GrownServers
@@ -200,11 +200,7 @@ class ServerScale:
         self._seen = ServersSeen()
 
     def look(self) -> ServersSeen:
-        """Return how the servers do, as a look every few seconds shows. Blocks.
-
-        Raises:
-            KubernetesError: The API refuses a call, or does not answer.
-        """
+        """Return how the servers do, as a look every few seconds shows. Blocks."""
         if time.monotonic() < self._next_look_s:
             return self._seen._replace(is_planning=self._is_planning)
         if self._replicas is None:
@@ -259,7 +255,6 @@ class ServerScale:
 
         Raises:
             BackstayError: No server answers.
-            KubernetesError: The API refuses a call, or does not answer.
         """
         with ClusterResizing(self._endpoints, self._config) as resizing:
             plan = resizing.plan()
@@ -329,9 +324,7 @@ class ServerScale:
         return self._api.get(SCALE, self._name) or {}
 
     def _pods(self) -> list[Mapping[str, Any]]:
-        labels = labels_of(self._job, PSERVER)
-        selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        return list(self._api.list_objects("pods", selector).items)
+        return list(self._api.list_objects("pods", selector_of(self._job, PSERVER)).items)
 
     def _remove_lost(self, pods: Sequence[Mapping[str, Any]], serving: Collection[str]) -> None:
         uids = {one["metadata"]["name"]: one["metadata"]["uid"] for one in pods}

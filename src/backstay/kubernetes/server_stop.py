@@ -3,7 +3,6 @@
 Kubernetes runs it in the Pod of a job's own server (``preStop``). That may hold the only copy of a
 slot, so it waits until the others have their copies, unless nobody needs the rows any more: at the
 end of a job all its servers end, and the last of them would wait for copies that cannot come.
-Exit codes: 0 it may end, 1 the time is over, 3 no server answers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.errors import BackstayError
-from backstay.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER
+from backstay.exit_codes import ExitCode
 from backstay.job.calls import read_keys
 from backstay.job_spec import JobSpec
 from backstay.pserver.client.inspection import ClusterInspection, slots_short_of_copies
@@ -101,14 +100,14 @@ def wait_for_copies(
             failing_since_s = began_s if failing_since_s is None else failing_since_s
             if now() >= min(ends_s, failing_since_s + NO_ANSWER_S):
                 click.echo(f"Error: {error}", err=True)
-                return EXIT_NO_ANSWER
+                return ExitCode.NO_ANSWER
         else:
             failing_since_s = None
             if not short or not are_needed():
                 return 0
             if now() >= ends_s:
                 click.echo(f"after {wait_s:g} s {short} slots still have too few copies", err=True)
-                return EXIT_FAILED
+                return ExitCode.FAILED
         sleep(LOOK_PAUSE_S)
 
 

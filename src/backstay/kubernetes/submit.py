@@ -10,25 +10,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from backstay.errors import JobError, JobRefused, KubernetesError
-from backstay.job_spec import JobSpec
 from backstay.kubernetes.api import KubernetesApi
-from backstay.kubernetes.follow import BegunJob
-from backstay.kubernetes.manifest import objects_of, paths_outside
 from backstay.kubernetes.names import (
     CONTENT,
     JOB_NAME,
     REPLACES,
     RUN,
+    annotation,
     object_name,
     pserver_name,
     status_name,
 )
-from backstay.kubernetes.objects import JobObjects, Owner, has_own_servers, section
+from backstay.kubernetes.objects import JobObjects, Owner, has_own_servers
 from backstay.kubernetes.pserver_objects import cluster_of, replacing
 from backstay.kubernetes.published_status import not_over, read_status
-from backstay.runner.supervisor import what_is_not_kept
 
-__all__ = ["begin_on_kubernetes", "check_free", "earlier_run", "submit"]
+__all__ = ["check_free", "earlier_run", "submit"]
 
 LOOK_PAUSE_S = 1.0
 # What an earlier job of the name has left is waited for, at most.
@@ -39,36 +36,6 @@ KINDS = {
     "Service": "services",
     "StatefulSet": "statefulsets",
 }
-
-
-def begin_on_kubernetes(
-    spec: JobSpec, say: Callable[[str], None], stopped: Callable[[float], bool]
-) -> BegunJob:
-    """Make the objects of a job.
-
-    Args:
-        spec: The job.
-        say: Takes warnings, and what was made.
-        stopped: Waits for so many seconds; returns whether to give up.
-
-    Raises:
-        ConfigError: The job cannot run on Kubernetes as it is.
-        JobRefused: A job of the name runs already, with other settings or files.
-        KubernetesError: The API refuses a call, or does not answer.
-    """
-    objects = objects_of(spec)
-    for warning in paths_outside(spec):
-        say(warning)
-    if warning := what_is_not_kept(spec, are_own=objects.servers is not None):
-        say(f"warning: {warning}")
-    api = KubernetesApi.of_kubeconfig(section(spec).namespace)
-    try:
-        owner = submit(api, spec.name, objects, stopped)
-    except BaseException:
-        api.close()
-        raise
-    say(f"{spec.name}: Deployment {owner.name} in namespace {api.namespace}")
-    return BegunJob(api, spec, owner)
 
 
 class _ExistingJob(NamedTuple):
@@ -178,7 +145,7 @@ def submit(
         # A command that was killed while it removed an earlier job may have left its servers.
         earlier = _earlier_servers(api, job, objects)
     else:
-        earlier = _noted(there.deployment)
+        earlier = annotation(there.deployment, REPLACES)
         _check(there, job, objects)
         if objects.run and there.is_same and there.over and not there.is_going:
             return Owner(name, there.uid)
@@ -213,10 +180,6 @@ def _noting(deployment: Mapping[str, Any], earlier: str) -> dict[str, Any]:
     return {**deployment, "metadata": {**metadata, "annotations": annotations}}
 
 
-def _noted(deployment: Mapping[str, Any]) -> str:
-    return str(deployment["metadata"].get("annotations", {}).get(REPLACES, ""))
-
-
 def _earlier_servers(api: KubernetesApi, job: str, objects: JobObjects) -> str:
     """Return the cluster of earlier servers of a job's own, whose records they leave behind."""
     if objects.servers is None:
@@ -242,10 +205,9 @@ def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _ExistingJob | N
     if found is None:
         return None
     published = read_status(api, job)
-    annotations = found["metadata"].get("annotations", {})
-    is_same = annotations.get(CONTENT) == objects.content
+    is_same = annotation(found, CONTENT) == objects.content
     if objects.run:
-        is_same = annotations.get(RUN) == objects.run
+        is_same = annotation(found, RUN) == objects.run
     over = "" if published is None else published.over
     has_begun = published is not None and published.status is not None
     return _ExistingJob(found, over, has_begun, is_same, "deletionTimestamp" in found["metadata"])
@@ -254,7 +216,7 @@ def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _ExistingJob | N
 def _check(there: _ExistingJob, job: str, objects: JobObjects) -> None:
     """Refuse to touch another job, one that runs, and one that has rows that no checkpoint has."""
     name = objects.deployment["metadata"]["name"]
-    if there.deployment["metadata"].get("annotations", {}).get(JOB_NAME) != job:
+    if annotation(there.deployment, JOB_NAME) != job:
         raise JobRefused(f"a Deployment {name} is there that is not of job {job!r}; rename the job")
     if there.is_unsaved and not there.is_same:
         raise JobRefused(

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.backoff import Backoff
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.kubernetes.pod_exit import PodSeen, Pull, end_of_deleted, seen
 from backstay.kubernetes.pod_memory import MoreMemory, memory_quantity
@@ -27,8 +28,7 @@ __all__ = ["LAST_WORDS_MAX", "Forbidden", "PodPlan", "WorkerPods"]
 # Calls of one plan; then what was seen meanwhile counts.
 CALLS_AT_ONCE = 20
 # After a call that failed; doubled each time, up to the last.
-PAUSE_FIRST_S = 0.5
-PAUSE_MAX_S = 30.0
+RETRY = Backoff(first_s=0.5, longest_s=30.0)
 # Pods of workers that failed are kept for `kubectl logs`; older ones are deleted.
 FAILED_KEPT = 5
 # A Pod that was told to end so long ago is on a node that is lost: twice its grace.
@@ -142,7 +142,7 @@ class WorkerPods:
         self._workers: dict[str, _Worker] = {}
         self._is_listed = False
         self._failures = 0
-        self._pause_s = 0.0
+        self._retries = RETRY.begin()
         self._not_before_s = float("-inf")
         self._call_trouble = ""
         # What the API forbids: since when, and in which words.
@@ -341,8 +341,7 @@ class WorkerPods:
 
     def call_failed(self, why: str, now_s: float) -> None:
         """Pause all calls, and say why: the API does not answer, or does not allow it now."""
-        self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s or PAUSE_FIRST_S)
-        self._not_before_s = now_s + self._pause_s
+        self._not_before_s = now_s + self._retries.next_s()
         self._call_trouble = why
 
     def forbidden(self, what: Forbidden, why: str, now_s: float) -> None:
@@ -367,10 +366,11 @@ class WorkerPods:
 
     def _cannot_start(self, worker_id: str, reason: ExitReason, why: str) -> None:
         """Report a worker that has no Pod; another one would fare alike."""
-        self._note(WorkerExit(worker_id, reason, EXIT_WRONG_SETTING, why))
+        self._note(WorkerExit(worker_id, reason, ExitCode.WRONG_SETTING, why))
 
     def _calls_succeed(self) -> None:
-        self._pause_s, self._call_trouble = 0.0, ""
+        self._retries.reset()
+        self._call_trouble = ""
         self._not_before_s = float("-inf")
 
     def _take(self, one: PodSeen, now_s: float) -> None:
@@ -519,7 +519,7 @@ def _end_without_image(worker_id: str, one: _Worker) -> WorkerExit:
         # The next Pod may be on a node that has the image, or reaches the registry.
         return WorkerExit(worker_id, ExitReason.NO_IMAGE, last_words=words)
     # Another Pod would not get it, either.
-    code = EXIT_WRONG_SETTING if one.pull is Pull.NOT_THERE else 0
+    code = ExitCode.WRONG_SETTING if one.pull is Pull.NOT_THERE else 0
     return WorkerExit(worker_id, ExitReason.CANNOT_START, code, words)
 
 

@@ -14,14 +14,17 @@ from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
 from backstay.master.job_file import load_job
 from backstay.runner.local_training import keeping_model
-from backstay.runner.progress import Show
+from backstay.runner.place import place_named, place_names
 from backstay.runner.servers import chosen_servers
+from backstay.runner.show import Show
 from backstay.runner.supervisor import Supervisor
 
 __all__ = ["DATA_OF_USE", "RunOptions", "job_of", "servers_text", "supervisor_of"]
 
 # The data that a use cannot do without.
 DATA_OF_USE = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
+
+ON_A_PLACE = " or ".join(f"--on {name}" for name in place_names())
 
 
 class RunOptions(NamedTuple):
@@ -30,7 +33,8 @@ class RunOptions(NamedTuple):
     config_file: Path | None = None
     first_contact_timeout_ms: int | None = None
     run_local: bool = False
-    on_kubernetes: bool = False
+    # Where, if not on this machine: one of ``place_names``.
+    place: str | None = None
     detach: bool = False
     fresh: bool = False
 
@@ -61,16 +65,16 @@ def job_of(
             f"--model and --{DATA_OF_USE[use]}"
         )
     _check_place(options)
-    given = {**fields, "launcher": "kubernetes"} if options.on_kubernetes else fields
+    given = fields if options.place is None else {**fields, "launcher": options.place}
     spec = load_job(job_file, given, folder=Path.cwd(), use=use, given_by=given_by)
-    if spec.schedule is not None and not options.on_kubernetes:
+    if spec.schedule is not None and options.place is None:
         raise ConfigError(
-            "schedule: Kubernetes runs jobs by a schedule: give --on kubernetes; to run the job "
-            "here and now, --set schedule=null"
+            f"schedule: Kubernetes runs jobs by a schedule: give {ON_A_PLACE}; to run the job here "
+            "and now, --set schedule=null"
         )
-    if spec.autoscale is not None and not options.on_kubernetes:
+    if spec.autoscale is not None and options.place is None:
         raise ConfigError(
-            "autoscale: changes the number of Pods: give --on kubernetes, or --set autoscale=null"
+            f"autoscale: changes the number of Pods: give {ON_A_PLACE}, or --set autoscale=null"
         )
     return keeping_model(spec) if options.run_local else spec
 
@@ -102,14 +106,12 @@ def servers_text(spec: JobSpec) -> str:
 
 def _check_place(options: RunOptions) -> None:
     """Refuse options that do not go with where the job is to run."""
-    if options.detach and not options.on_kubernetes:
-        raise ConfigError("--detach: goes with --on kubernetes; other jobs end with their command")
-    if options.on_kubernetes and options.run_local:
+    if options.place is None:
+        if options.detach:
+            raise ConfigError(
+                f"--detach: goes with {ON_A_PLACE}; other jobs end with their command"
+            )
+        return
+    if options.run_local:
         raise ConfigError("--on and --local: give one of them")
-    if options.on_kubernetes and options.config_file is not None:
-        raise ConfigError(
-            "--config: is not carried to Pods; put its settings into a Secret as variables "
-            "(BACKSTAY_TOKEN), and name it in kubernetes.secrets"
-        )
-    if options.on_kubernetes and options.fresh:
-        raise ConfigError("--fresh: not with --on kubernetes; give the job another --name")
+    place_named(options.place).check(options.config_file, fresh=options.fresh)

@@ -25,9 +25,9 @@ from backstay.runner.earlier_runs import sole_run
 from backstay.runner.hooks import run_hooks
 from backstay.runner.last_status import StatusFile
 from backstay.runner.metrics_log import MetricsLog
-from backstay.runner.progress import Servers, Show
+from backstay.runner.outcome import Outcome
+from backstay.runner.show import Servers, Show
 from backstay.runner.stop_signals import StopSignals
-from backstay.runner.supervisor import Outcome
 from backstay.runner.threads import chosen_threads, usable_cores
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.worker.local_run import LocalProgress, LocalResult, LocalRun

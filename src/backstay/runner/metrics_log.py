@@ -11,13 +11,12 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from backstay._proto.v1 import job_pb2
 from backstay.errors import ConfigError
 
-__all__ = ["FILE_NAME", "SCORES", "MetricsLog", "figures_of", "score_figures"]
+__all__ = ["FILE_NAME", "SCORES", "MetricsLog", "evaluations_of", "figures_of", "score_figures"]
 
 FILE_NAME = "metrics.jsonl"
 OLD_FILE_NAME = "metrics.jsonl.1"
@@ -53,6 +52,14 @@ def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
         figures["lag_s"] = round(stream.lag_s, 3) if stream.HasField("lag_s") else None
         figures["dropped_records"] = stream.dropped_records
     return figures
+
+
+def evaluations_of(status: job_pb2.JobStatus) -> list[dict[str, Any]]:
+    """Return the evaluations of a job: of each its round, the step, and the metrics."""
+    return [
+        {"round": one.round, "step": one.steps, "metrics": dict(one.metrics)}
+        for one in status.evaluations
+    ]
 
 
 def kind_name(kind: int) -> str:
@@ -120,12 +127,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         if self._events is not None:
             self._events.close()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from backstay.checkpoint.catalogue import Entry, catalogue
 from backstay.checkpoint.storage import CheckpointStorage
@@ -28,7 +28,7 @@ from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.runner.last_status import FILE_NAME as STATUS_FILE_NAME
 from backstay.runner.last_status import NewestCheckpoint, checkpoint_folder
-from backstay.runner.progress import Servers
+from backstay.runner.show import Servers
 
 __all__ = ["JobServers", "chosen_servers", "job_servers"]
 
@@ -44,31 +44,45 @@ JOIN_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class JobServers(Protocol):
-    """What a job needs to know of its servers."""
+class JobServers:
+    """The servers of a job, from ``with`` to its end; a thread looks at them.
 
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """Control addresses."""
+    Attributes:
+        endpoints: Control addresses, those first that there were at the beginning.
+        config: Token, certificates and deadlines.
+        are_own: Whether they are the job's own, and end with it.
+        began_with: The checkpoint that servers of the job's own have begun with.
+    """
 
-    @property
-    def config(self) -> ClientConfig:
-        """Token, certificates and deadlines."""
+    are_own: bool
 
-    @property
-    def are_own(self) -> bool:
-        """Whether they are the job's own, and end with it."""
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        config: ClientConfig,
+        began_with: NewestCheckpoint | None = None,
+    ) -> None:
+        """Prepare."""
+        self.endpoints = tuple(endpoints)
+        self.config = config
+        self.began_with = began_with
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
 
-    @property
-    def are_restored(self) -> bool:
-        """Whether they have begun with a checkpoint."""
+    def __enter__(self) -> JobServers:
+        self._thread.start()
+        return self
 
-    @property
-    def began_with(self) -> NewestCheckpoint | None:
-        """The checkpoint that servers of the job's own have begun with."""
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
 
     def count(self) -> Servers:
         """Return how many serve; answers at once."""
+        raise NotImplementedError
+
+    def _watch(self) -> None:
+        raise NotImplementedError
 
 
 class ServerChoice(NamedTuple):
@@ -314,38 +328,20 @@ def accept_loss(endpoints: Sequence[str], config: ClientConfig) -> str:
     )
 
 
-class _OwnServers:
-    """Servers of this machine, watched by a thread that starts those again that died."""
+class _OwnServers(JobServers):
+    """Servers of this machine; those that died are started again."""
 
     are_own = True
 
     def __init__(self, cluster: LocalCluster, began_with: NewestCheckpoint | None) -> None:
+        super().__init__(cluster.endpoints, cluster.client_config(), began_with)
         self._cluster = cluster
-        self.began_with = began_with
-        self.are_restored = began_with is not None
-        self._keepers = tuple(cluster.endpoints)
-        self.config = cluster.client_config()
         self._restarts = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """The control addresses, those first that there were at the beginning."""
-        return self._keepers
 
     def count(self) -> Servers:
         """Return how many run."""
         servers = list(self._cluster.servers)
         return Servers(sum(one.is_running for one in servers), len(servers))
-
-    def __enter__(self) -> _OwnServers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(JOIN_S)
 
     def _watch(self) -> None:
         while not self._stopping.wait(LOOK_PAUSE_S):
@@ -370,32 +366,18 @@ class _OwnServers:
             log.warning("%s did not start again: %s", names, error)
 
 
-class _OtherServers:
-    """Servers that were there before; a thread asks now and then how many serve."""
+class _OtherServers(JobServers):
+    """Servers that were there before; they are asked now and then how many serve."""
 
     are_own = False
-    # What they began with was before this job's time.
-    are_restored = False
-    began_with = None
 
     def __init__(self, endpoints: tuple[str, ...], config: ClientConfig) -> None:
-        self.endpoints = endpoints
-        self.config = config
+        super().__init__(endpoints, config)
         self._count = Servers()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
 
     def count(self) -> Servers:
         """Return what the last answer said."""
         return self._count
-
-    def __enter__(self) -> _OtherServers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(JOIN_S)
 
     def _watch(self) -> None:
         with ClusterInspection(",".join(self.endpoints), self.config) as inspection:

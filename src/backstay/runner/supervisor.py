@@ -7,46 +7,43 @@ any time. If this process is killed, all of it ends, and the same command goes o
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from backstay._proto.v1 import job_pb2
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import BackstayError, ConfigError, JobError
-from backstay.exit_codes import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_STOPPED, EXIT_UNSAVED
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import MASTER_CODES, ExitCode
 from backstay.job_check.data_marks import Marks, check_unchanged, write_marks
 from backstay.job_check.process import check_job_apart
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.job_spec import JobSpec
 from backstay.logs import message_of
 from backstay.master.job_client import JobClient, find_job
-from backstay.master.launcher import PATIENCE, LaunchFollower, WorkerProgram, launcher_class
-from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
+from backstay.master.launcher import PATIENCE, LaunchLoop, WorkerProgram, launcher_class
 from backstay.master.status import complete_with_spec
-from backstay.runner.audit import audit_job, audit_mapping
+from backstay.runner.audit import audit_job
 from backstay.runner.earlier_runs import forget, goes_on, sole_run
 from backstay.runner.hooks import run_hooks
 from backstay.runner.last_status import NewestCheckpoint, StatusFile, status_before
 from backstay.runner.master_process import MasterProcess
-from backstay.runner.metrics_log import MetricsLog, figures_of
+from backstay.runner.metrics_log import MetricsLog
+from backstay.runner.outcome import Outcome, what_is_not_kept
 from backstay.runner.pass_hooks import PassHooks
-from backstay.runner.progress import Show
 from backstay.runner.servers import JobServers, accept_loss, forget_checkpoints, job_servers
+from backstay.runner.show import Show
 from backstay.runner.stop_signals import StopOrder, StopSignals
 from backstay.runner.threads import chosen_threads, usable_cores
 from backstay.trainer.worker.audit import RecordsAudit
 
-__all__ = ["Outcome", "Supervisor", "what_is_not_kept"]
+__all__ = ["Supervisor"]
 
 LOOK_PAUSE_S = 0.25
 # Fields of a status that records without a job master do not have.
@@ -62,96 +59,6 @@ LAST_LOOK_S = 5.0
 LEAVE_LIMIT_S = 5.0
 # More of them say nothing new; all are in the logs.
 FAILURES_SHOWN_MAX = 20
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        status: What the job master told last; None: it never answered.
-        state: ``done``, ``stopped``, ``failed`` or ``unsaved``.
-        reason: Why, if it is not done.
-        duration_s: From the first server's start to now.
-        audit: What the counters of records say, if the job has ``audit``.
-        is_finished: Nothing is left to do, but for tasks that failed too often.
-        did_nothing: Whether earlier commands had trained all of it.
-    """
-
-    status: job_pb2.JobStatus | None
-    state: str
-    reason: str
-    duration_s: float
-    audit: RecordsAudit | None = None
-    is_finished: bool = False
-    did_nothing: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """The command's exit code."""
-        if self.state == "done":
-            # What an audit finds missing or doubled is a failure, whatever the job master says.
-            right = self.audit is None or self.audit.records_counted_once
-            return 0 if right else EXIT_FAILED
-        if self.state == "unsaved":
-            return EXIT_UNSAVED
-        if self.is_finished and self.status is not None and self.status.dead_letters:
-            return EXIT_DEAD_LETTERS
-        return EXIT_STOPPED if self.state == "stopped" else EXIT_FAILED
-
-    def to_mapping(self, spec: JobSpec) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        status = self.status or job_pb2.JobStatus(job=spec.name)
-        figures = figures_of(status)
-        kept = ("examples", "loss", "dead_letters", "bad_records")
-        document: dict[str, Any] = {
-            "job": spec.name,
-            "state": self.state,
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-            "steps": figures["step"],
-            **{name: figures[name] for name in kept},
-            "evaluations": [
-                {"round": one.round, "step": one.steps, "metrics": dict(one.metrics)}
-                for one in status.evaluations
-            ],
-            "master_starts": status.master_starts,
-            "checkpoint": status.checkpoint or None,
-            "checkpoint_url": status.checkpoint_url or None,
-            "checkpoints_failed": status.checkpoints_failed,
-            "inexact": status.inexact or None,
-            "went_back": status.went_back,
-            "duration_s": round(self.duration_s, 3),
-            "log_dir": spec.log_dir,
-            "output": spec.output or None,
-        }
-        if "progressive" in figures:
-            document["progressive"] = figures["progressive"]
-        for name in ("lag_records", "lag_s", "dropped_records"):
-            if name in figures:
-                document[name] = figures[name]
-        if self.audit is not None:
-            document["audit"] = audit_mapping(self.audit)
-            document["records_counted_once"] = self.audit.records_counted_once
-        return document
-
-
-def what_is_not_kept(spec: JobSpec, *, are_own: bool) -> str:
-    """Return what is gone when a job ends, though all of it went well; empty: nothing is.
-
-    Args:
-        spec: The job.
-        are_own: Whether its servers end with it.
-    """
-    if spec.kind != "training" or not are_own or spec.checkpoint.is_wanted:
-        return ""
-    what = "no embedding on the servers" if spec.output else "no model"
-    return (
-        f"checkpoint.every is none, and the servers end with this command: {what} will be kept "
-        "(--set checkpoint.every=pass keeps it)"
-    )
 
 
 class Supervisor:
@@ -319,7 +226,7 @@ class Supervisor:
             # Left in the opposite order: first the workers go, then the job master.
             metrics = stack.enter_context(MetricsLog(self._log_dir, tensorboard=spec.tensorboard))
             master = stack.enter_context(self._master(spec_path, env, servers_end=servers.are_own))
-            client = self._client(servers, CALL_LIMIT_MS)
+            client = self._client(servers)
             stack.callback(client.close)
             follower = self._follow(stack, servers, env)
             self._passes = PassHooks(
@@ -337,7 +244,7 @@ class Supervisor:
 
     def _follow(
         self, stack: ExitStack, servers: JobServers, env: Mapping[str, str]
-    ) -> LaunchFollower | None:
+    ) -> LaunchLoop | None:
         """Run the job's launcher until the stack is left; None: the job master runs it."""
         spec = self._spec
         kind = launcher_class(spec.launcher)
@@ -350,11 +257,9 @@ class Supervisor:
         launcher = kind.for_job(
             WorkerProgram(spec, {**env, **threads.environment, **spec.workers.env})
         )
-        client = self._client(servers, CALL_LIMIT_MS)
+        client = self._client(servers)
         stack.callback(client.close)
-        follower = LaunchFollower(
-            launcher, client.launch, on_trouble=_log_trouble, on_exit=_ExitPrinter(self._show.say)
-        )
+        follower = LaunchLoop(launcher, client.launch, on_exit=_ExitPrinter(self._show.say))
         return stack.enter_context(follower)
 
     def _say_new_notes(self, status: job_pb2.JobStatus) -> None:
@@ -414,8 +319,8 @@ class Supervisor:
         """Return what a second Ctrl-C says before it ends everything at once."""
         return f"ended at once; {self._where_it_goes_on()}"
 
-    def _client(self, servers: JobServers, limit_ms: int) -> JobClient:
-        config: ClientConfig = replace(servers.config, deadline_ms=limit_ms)
+    def _client(self, servers: JobServers) -> JobClient:
+        config: ClientConfig = replace(servers.config, deadline_ms=CALL_LIMIT_MS)
         return JobClient(servers.endpoints, self._spec.name, config=config)
 
     def _master(self, spec_path: Path, env: dict[str, str], *, servers_end: bool) -> MasterProcess:
@@ -431,7 +336,7 @@ class Supervisor:
             self._log_dir / "master.log",
             env=env,
             # The job is over, or another process would end in the same way.
-            final_codes=frozenset({0, EXIT_WRONG_SETTING, EXIT_REPLACED, EXIT_JOB_FAILED}),
+            final_codes=frozenset({*MASTER_CODES} - {ExitCode.FAILED, ExitCode.CANNOT_LISTEN}),
             new_instance=lambda: secrets.randbits(63) | 1,
             on_restart=lambda code: self._show.say(
                 f"the job master ended with {code} and is started again"
@@ -460,7 +365,7 @@ class Supervisor:
                 trouble = str(error)
             else:
                 # What records say of a job without a job master is the past until ours has ended.
-                if master.exit_code in (EXIT_WRONG_SETTING, EXIT_REPLACED):
+                if master.exit_code in (ExitCode.WRONG_SETTING, ExitCode.REPLACED):
                     raise _master_error(master)
                 if status.master_instance or master.exit_code is not None:
                     self._take(status, metrics)
@@ -542,9 +447,9 @@ def _master_error(master: MasterProcess) -> BackstayError:
     """Return why the job master has ended for good: its own sentence, or the end of its log."""
     words = master.last_words()
     _, sign, sentence = words.rpartition("Error: ")
-    if sign and master.exit_code == EXIT_WRONG_SETTING:
+    if sign and master.exit_code == ExitCode.WRONG_SETTING:
         return ConfigError(sentence)
-    if sign and master.exit_code == EXIT_REPLACED:
+    if sign and master.exit_code == ExitCode.REPLACED:
         return JobError(f"another process runs this job: {sentence}")
     return JobError(
         f"the job master has ended with exit code {master.exit_code}; its log ends with:\n{words}"
@@ -599,8 +504,3 @@ class _ExitPrinter:
         # A worker that was killed had no last words about it.
         last = "" if end.code < 0 else message_of(end.last_words.rpartition("\n")[2])
         self._say(f"worker {end.worker_id} {end.how}{f': {last}' if last else ''}")
-
-
-def _log_trouble(trouble: str) -> None:
-    if trouble:
-        log.warning("the job master does not answer the launcher: %s", trouble)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +16,7 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import ConfigError, KubernetesError, NeverReached, UnknownJob
-from backstay.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import AutoscaleSpec, JobSpec
 from backstay.kubernetes import master as kubernetes_master
@@ -37,12 +36,6 @@ from backstay.pserver.client.inspection import ClusterInspection, slots_short_of
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, counting_spec
 from tests.unit.kubernetes.kubernetes_objects import Objects
-
-
-@pytest.fixture
-def endpoints() -> Iterator[list[str]]:
-    with LocalCluster(servers=1) as cluster:
-        yield cluster.endpoints
 
 
 def served(objects: Objects, endpoints: list[str], spec: JobSpec) -> str:
@@ -110,7 +103,7 @@ def test_a_server_waits_for_other_copies_until_the_job_is_over(
         # It may have the only copy, and there is no job yet that would say that it is over.
         with ClusterInspection(own, CLIENT) as inspection:
             eventually(lambda: slots_short_of_copies(inspection.routing()) > 0)
-        assert server_stop.main(JOB, 0.1) == EXIT_FAILED
+        assert server_stop.main(JOB, 0.1) == ExitCode.FAILED
         objects = Objects(JOB)
         objects.make_job("a")
         stopping = threading.Thread(target=stop_when_open, args=([own], eventually))
@@ -119,7 +112,7 @@ def test_a_server_waits_for_other_copies_until_the_job_is_over(
         stopping.join(LIMIT_S)
         assert server_stop.main(JOB, LIMIT_S) == 0
         cluster.kill(0)
-        assert server_stop.main(JOB, LIMIT_S) == EXIT_NO_ANSWER
+        assert server_stop.main(JOB, LIMIT_S) == ExitCode.NO_ANSWER
 
 
 def test_a_job_that_cannot_be_opened_leaves_no_workers(

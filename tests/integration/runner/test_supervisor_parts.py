@@ -15,7 +15,7 @@ from backstay.runner.master_process import MasterProcess
 from tests.processes import is_gone
 from tests.waiting import wait_until
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 def never() -> bool:

@@ -208,7 +208,6 @@ def rich(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return Trained(tmp_path_factory.mktemp("rich"), request.param, RICH[request.param])
 
 
-@pytest.mark.timeout(300)
 def test_a_fresh_process_predicts_the_same(rich: Trained) -> None:
     """From the checkpoint itself and from exports, without a server."""
     asked, answer = rich.folder / "asked.npy", rich.folder / "answer.npy"

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 
 from backstay.errors import ConfigError
-from backstay.exit_codes import EXIT_CODES
+from backstay.exit_codes import JOB_CODES, ExitCode
 from backstay.job_spec import JobSpec
 from backstay.kubernetes.names import (
     OWNER,
@@ -31,7 +31,6 @@ from backstay.kubernetes.objects import (
     worker_pod,
 )
 from backstay.kubernetes.pod_template import files_of, merged, whole_cores
-from backstay.kubernetes.scheduled_run import EXIT_AGAIN
 from backstay.kubernetes.spec import PodSpec, ScheduleSpec
 
 OWNED_BY = Owner("backstay-census", "0f8fad5b-d9cb-469f-a165-70867728950e")
@@ -330,10 +329,10 @@ def test_a_schedule_makes_one_run_at_a_time() -> None:
 
 
 def test_a_run_that_is_over_is_not_tried_again() -> None:
-    assert {*RUN_ENDS} <= EXIT_CODES.keys()
-    assert EXIT_AGAIN not in RUN_ENDS
+    assert {*RUN_ENDS} <= {*JOB_CODES}
+    assert ExitCode.AGAIN not in RUN_ENDS
     # No run looks for servers by itself.
-    assert EXIT_CODES.keys() - {*RUN_ENDS, 0} == {4}
+    assert {*JOB_CODES} - {*RUN_ENDS, 0} == {4}
 
 
 def test_the_job_of_a_run_belongs_to_its_cron_job_and_has_a_uid_of_its_own() -> None:

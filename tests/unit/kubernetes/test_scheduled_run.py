@@ -10,17 +10,18 @@ import pytest
 
 from backstay._proto.v1 import job_pb2
 from backstay.errors import BackstayError, ConfigError, JobError, JobRefused, KubernetesError
+from backstay.exit_codes import ExitCode
 from backstay.job_spec import HooksSpec
 from backstay.kubernetes import scheduled_run
 from backstay.kubernetes.api import KubernetesApi
 from backstay.kubernetes.names import RUN
 from backstay.kubernetes.objects import JobObjects, Owner
 from backstay.kubernetes.published_status import status_data
-from backstay.kubernetes.scheduled_run import EXIT_AGAIN, exit_code_of
+from backstay.kubernetes.scheduled_run import exit_code_of
 from backstay.kubernetes.submit import submit
 from backstay.master.hosted_launcher import ExitsSeen
+from backstay.runner.outcome import Outcome
 from backstay.runner.stop_signals import StopOrder
-from backstay.runner.supervisor import Outcome
 from tests.unit.kubernetes.test_submit import (
     JOB,
     NAME,
@@ -38,16 +39,16 @@ SCHEDULE = Owner(NAME, "cronjob-1", "CronJob")
 @pytest.mark.parametrize(
     ("error", "stopped", "code"),
     [
-        (KubernetesError("no answer"), False, EXIT_AGAIN),
-        (KubernetesError("conflict", status=409), False, EXIT_AGAIN),
-        (KubernetesError("unavailable", status=503), False, EXIT_AGAIN),
-        (KubernetesError("too many requests", status=429), False, EXIT_AGAIN),
-        (KubernetesError("forbidden: exceeded quota: pods", status=403), False, EXIT_AGAIN),
+        (KubernetesError("no answer"), False, ExitCode.AGAIN),
+        (KubernetesError("conflict", status=409), False, ExitCode.AGAIN),
+        (KubernetesError("unavailable", status=503), False, ExitCode.AGAIN),
+        (KubernetesError("too many requests", status=429), False, ExitCode.AGAIN),
+        (KubernetesError("forbidden: exceeded quota: pods", status=403), False, ExitCode.AGAIN),
         # It was tried a few times then.
         (KubernetesError("forbidden", status=403), False, 1),
         (KubernetesError("invalid", status=422), False, 1),
         (JobRefused("a job of the name runs"), False, 1),
-        (JobError("the hook was stopped"), True, EXIT_AGAIN),
+        (JobError("the hook was stopped"), True, ExitCode.AGAIN),
         (JobError("the hook failed"), False, 1),
         (ConfigError("the CronJob is gone"), True, 2),
     ],

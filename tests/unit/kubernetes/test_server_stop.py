@@ -9,7 +9,7 @@ import pytest
 
 from backstay.consensus.records.jobs import RunState
 from backstay.errors import ServerUnavailable
-from backstay.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER
+from backstay.exit_codes import ExitCode
 from backstay.job_spec import CheckpointSpec
 from backstay.kubernetes.server_stop import NO_ANSWER_S, are_rows_needed, wait_for_copies
 from backstay.schedule.rounds import RoundId, RoundKind
@@ -96,15 +96,15 @@ def test_an_answer_that_is_missing_for_a_moment_costs_no_only_copy() -> None:
 
 def test_a_server_that_never_answers_ends_before_the_time_is_over() -> None:
     answers = Answers(lambda _: None)
-    assert answers.wait(60.0) == EXIT_NO_ANSWER
+    assert answers.wait(60.0) == ExitCode.NO_ANSWER
     assert answers.now_s == NO_ANSWER_S
     answers = Answers(lambda _: None)
-    assert answers.wait(2.0) == EXIT_NO_ANSWER
+    assert answers.wait(2.0) == ExitCode.NO_ANSWER
     assert answers.now_s == 2.0
 
 
 def test_a_server_ends_when_the_time_is_over_or_nobody_needs_its_rows() -> None:
     answers = Answers(lambda _: 7)
-    assert answers.wait(60.0) == EXIT_FAILED
+    assert answers.wait(60.0) == ExitCode.FAILED
     assert answers.now_s == 60.0
     assert Answers(lambda _: 7).wait(60.0, are_needed=False) == 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
 import pytest
 
 from backstay._proto.v1 import job_pb2
+from backstay.cli.progress import Display
 from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import JobError, JobRefused, KubernetesError, UnknownJob
 from backstay.job_spec import JobSpec
-from backstay.jobs_api import _JobOnKubernetes
+from backstay.jobs_api import _JobThere
 from backstay.kubernetes import follow as kubernetes_follow
 from backstay.kubernetes import jobs as kubernetes_jobs
 from backstay.kubernetes.api import KubernetesApi
@@ -29,7 +30,7 @@ from backstay.kubernetes.pserver_objects import server_settings
 from backstay.kubernetes.published_status import status_data
 from backstay.kubernetes.submit import check_free, earlier_run, submit
 from backstay.master.hosted_launcher import ExitsSeen
-from backstay.runner.progress import Show
+from backstay.runner.place import Ran
 from backstay.runner.stop_signals import StopOrder
 from tests.unit.kubernetes.kubernetes_objects import Objects
 
@@ -307,10 +308,10 @@ def test_the_status_of_jobs_is_found_without_their_files() -> None:
     assert not wanted.items() <= objects.files["metadata"]["labels"].items()
 
 
-def handle(cluster: Cluster) -> _JobOnKubernetes:
+def handle(cluster: Cluster) -> _JobThere:
     owner = submit(api_of(cluster), JOB, objects_of(), never)
     begun = BegunJob(api_of(cluster), spec_of(), owner)
-    return _JobOnKubernetes(begun, Show(JOB))
+    return _JobThere(begun, Display(JOB))
 
 
 def test_a_handle_does_not_take_another_job_of_the_name_for_its_own() -> None:
@@ -344,9 +345,30 @@ def test_a_stop_that_does_not_reach_the_job_leaves_it(monkeypatch: pytest.Monkey
         raise JobRefused("it has no job master now")
 
     monkeypatch.setattr(kubernetes_follow, "run_in_master", no_master)
-    show = Show(JOB)
+    show = Display(JOB)
     monkeypatch.setattr(show, "say", said.append)
     stops.ask("Ctrl-C")
     begun = BegunJob(api_of(cluster), spec_of(), owner)
     assert begun.follow(show, stops, lambda: True) is None
     assert said[-1] == "the job is not stopped: it has no job master now"
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        (Ran('{"error": "workers: 9 is more than max"}', "Error: other words", 1), "more than max"),
+        (Ran("", "Killed", 137), "job 'census': exit code 137"),
+    ],
+)
+def test_a_refused_order_says_why_by_its_field(ran: Ran, said: str) -> None:
+    class Refusing(BegunJob):
+        def run(self, words: Sequence[str]) -> Ran:
+            assert [*words] == ["scale", JOB, "9", "--json"]
+            return ran
+
+    cluster = Cluster(JOB)
+    owner = submit(api_of(cluster), JOB, objects_of(), never)
+    publish(cluster, **status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen()))
+    job = _JobThere(Refusing(api_of(cluster), spec_of(), owner), Display(JOB))
+    with pytest.raises(JobRefused, match=said):
+        job.scale(9)

@@ -18,7 +18,7 @@ from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl import checkpoint
 from backstay.pserver.ctl import verify as verify_module
 from backstay.pserver.ctl.cli import main
-from backstay.runner.progress import summary_lines
+from backstay.runner.status_words import summary_lines
 from backstay.trainer.model.frameworks import checked_loss
 
 MODEL = """

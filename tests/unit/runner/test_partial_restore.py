@@ -12,8 +12,9 @@ from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
 from backstay.checkpoint.restore_state import RestoreState
+from backstay.cli.progress import Display
 from backstay.errors import CheckpointRefused
-from backstay.exit_codes import EXIT_FAILED
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.opening import StateIncarnation
 from backstay.job_engine.progress import JobProgress, kept_job
 from backstay.job_engine.rows_change import change_of, why_inexact
@@ -24,8 +25,9 @@ from backstay.pserver.checkpoints.jobs import (
     refuse_while_jobs_go_on,
 )
 from backstay.runner.audit import audit_lines
-from backstay.runner.progress import Servers, Show, summary_lines
-from backstay.runner.supervisor import Outcome
+from backstay.runner.outcome import Outcome
+from backstay.runner.show import Servers
+from backstay.runner.status_words import summary_lines
 from backstay.trainer.worker.audit import RecordsAudit
 from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
@@ -134,7 +136,7 @@ def test_a_job_that_is_not_exact_says_so_wherever_it_is_shown() -> None:
     status = job_pb2.JobStatus(job="counting", state="running", inexact=why)
     assert f"records may count never or twice {why}" in summary_lines(status)
     console = Console(file=StringIO(), width=200)
-    with Show("counting", console=console) as shown:
+    with Display("counting", console=console) as shown:
         shown.update(status, Servers(2, 2))
     assert why in cast(StringIO, console.file).getvalue()
     # Counters may be right by chance, or have been in other slots.
@@ -144,4 +146,4 @@ def test_a_job_that_is_not_exact_says_so_wherever_it_is_shown() -> None:
     assert not audit.records_counted_once
     assert audit_lines(audit)[0] == "records_counted_once false"
     assert any(why in line for line in audit_lines(audit))
-    assert Outcome(status, "done", "", 1.0, audit, is_finished=True).exit_code == EXIT_FAILED
+    assert Outcome(status, "done", "", 1.0, audit, is_finished=True).exit_code == ExitCode.FAILED

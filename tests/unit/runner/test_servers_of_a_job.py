@@ -18,7 +18,7 @@ from backstay.errors import CheckpointDamaged, ConfigError, JobError
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, ServersSpec
 from backstay.runner import servers
 from backstay.runner.last_status import StatusFile
-from backstay.runner.supervisor import what_is_not_kept
+from backstay.runner.outcome import what_is_not_kept
 from tests.unit.checkpoint_files import FULL, SECOND, full_content, make_checkpoint
 
 

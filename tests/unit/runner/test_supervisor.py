@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
-from backstay.exit_codes import EXIT_STOPPED
+from backstay.cli.progress import Display
+from backstay.exit_codes import ExitCode
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.runner.last_status import NewestCheckpoint
 from backstay.runner.metrics_log import MetricsLog
-from backstay.runner.progress import Show
 from backstay.runner.stop_signals import StopSignals
 from backstay.runner.supervisor import Supervisor
 
@@ -53,7 +53,7 @@ def test_the_notes_of_a_job_that_is_over_at_the_first_look_are_said(
 ) -> None:
     job: Any = Ended()
     servers: Any = None
-    supervisor = Supervisor(spec_of(tmp_path), Show("tiny", console=Console()))
+    supervisor = Supervisor(spec_of(tmp_path), Display("tiny", console=Console()))
     with MetricsLog(tmp_path, tensorboard=False) as metrics:
         end = supervisor._watch(job, servers, job, metrics, StopSignals())
     assert end == ("done", "")
@@ -74,7 +74,7 @@ def test_the_last_words_say_where_the_job_goes_on(
     tmp_path: Path, own: bool, fresh: bool, data: str, newest: str, words: str
 ) -> None:
     spec = spec_of(tmp_path, **{data: DataSpec(paths=("a.csv",))})
-    supervisor = Supervisor(spec, Show("tiny", console=Console()), fresh=fresh)
+    supervisor = Supervisor(spec, Display("tiny", console=Console()), fresh=fresh)
     supervisor._has_own_servers = own
     supervisor._newest = NewestCheckpoint(newest, "folder") if newest else None
     assert words in supervisor._last_words()
@@ -83,11 +83,11 @@ def test_the_last_words_say_where_the_job_goes_on(
 def test_a_second_ctrl_c_ends_the_process_whatever_reads_its_stderr() -> None:
     command = [sys.executable, "-c", TWICE]
     read = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    assert (read.returncode, read.stderr.strip()) == (EXIT_STOPPED, "goes on from 7")
+    assert (read.returncode, read.stderr.strip()) == (ExitCode.STOPPED, "goes on from 7")
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb") as stderr:
         os.close(reader)
-        assert subprocess.run(command, stderr=stderr).returncode == EXIT_STOPPED
+        assert subprocess.run(command, stderr=stderr).returncode == ExitCode.STOPPED
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "wb") as stderr:
         os.set_blocking(writer, False)
@@ -95,4 +95,4 @@ def test_a_second_ctrl_c_ends_the_process_whatever_reads_its_stderr() -> None:
             while True:
                 os.write(writer, bytes(4096))
         os.set_blocking(writer, True)
-        assert subprocess.run(command, stderr=stderr, timeout=60).returncode == EXIT_STOPPED
+        assert subprocess.run(command, stderr=stderr, timeout=60).returncode == ExitCode.STOPPED
