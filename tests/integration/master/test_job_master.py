@@ -25,6 +25,7 @@ from backstay.errors import (
     UnknownJob,
     WorkerReplaced,
 )
+from backstay.exit_codes import ExitCode
 from backstay.job.calls import read_keys
 from backstay.job.messages import Ended, EvaluationOutputs, Task, Wait
 from backstay.job_engine.launch import LauncherReport
@@ -116,7 +117,7 @@ def test_of_two_masters_one_is_fenced_and_says_so(
     second = masters.start(spec, "--replaces", "1")
     wait_for_master(masters.endpoints, 2, eventually)
     first.send_signal(signal.SIGCONT)
-    assert first.wait(LIMIT_S) == 4
+    assert first.wait(LIMIT_S) == ExitCode.REPLACED
     assert "another process" in (masters.folder / "master-1.log").read_text()
     # The lease went over to the second one.
     assert link.complete(task, batches=2, examples=task.count)

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from backstay import rpc
 from backstay.checkpoint import remote
 from backstay.config import SecurityConfig
+from backstay.exit_codes import ExitCode
 from backstay.job.messages import Task
 from backstay.job_spec import CheckpointSpec
 from backstay.master.job_client import JobClient
@@ -114,8 +115,8 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
             worker.allow(ALL_TASKS)
             worker.join(LIMIT_S)
             # The same command does not go on with a model that lacks what is done.
-            assert masters.processes[-1].wait(LIMIT_S) == 5
-            assert masters.start(job.spec).wait(LIMIT_S) == 5
+            assert masters.processes[-1].wait(LIMIT_S) == ExitCode.JOB_FAILED
+            assert masters.start(job.spec).wait(LIMIT_S) == ExitCode.JOB_FAILED
             restore(cluster, checkpoint, eventually)
             masters.start(job.spec)
             wait_for_master(cluster.endpoints, masters.instance, eventually)
@@ -161,7 +162,7 @@ def test_rows_that_are_lost_just_before_the_end_fail_the_job(
 
         monkeypatch.setattr(link, "complete", complete_late)
         worker.allow(ALL_TASKS)
-        assert job.masters.processes[-1].wait(LIMIT_S) == 5
+        assert job.masters.processes[-1].wait(LIMIT_S) == ExitCode.JOB_FAILED
         status = job.client.status()
         assert (status.state, status.checkpoint) == ("failed", "")
         assert "slots lost all their copies" in status.reason
