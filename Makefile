@@ -5,7 +5,7 @@
 PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
-# Processes that run tests side by side; auto: two for each core.
+# Processes that run the tests of `make test` side by side; auto: two for each core.
 WORKERS ?= auto
 SEEDS ?= 1000
 FIRST_SEED ?= 0
@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # A file is run by one worker, which keeps its fixtures. Long tests come first, short ones fill up.
 PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -name '*.toml' \) -print) \
 	Cargo.toml $(wildcard Cargo.lock)
@@ -97,15 +97,15 @@ demo-online: check-tools $(VENV)/.binding  ## learn from a topic of Kafka and se
 	$(BIN)/python examples/online/demo.py
 
 test: install  ## run the tests: Rust, then Python (some minutes)
-	# Not of two crates: features, and so what clippy shares with the tests, are of those that are named.
+	# All crates, as clippy: with two of them syn has other features, and is compiled once more.
 	$(CARGO) test --workspace
-	$(PYTEST) -m "not slow and not chaos and not kubernetes and not gates" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not chaos and not kubernetes and not gates" $(SIDE_BY_SIDE) $(WORKERS) $(PYTEST_ARGS)
 
 test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs; all examples of properties
-	EXAMPLES=all $(PYTEST) -m "(slow or hypothesis) and not chaos and not kubernetes" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	EXAMPLES=all $(PYTEST) -m "(slow or hypothesis) and not chaos and not kubernetes" $(SIDE_BY_SIDE) 2 $(PYTEST_ARGS)
 
 test-chaos: install  ## run the tests that kill, stop and cut off processes; they need a quiet machine
-	$(PYTEST) -m "chaos and not kubernetes" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) -m "chaos and not kubernetes" $(SIDE_BY_SIDE) 2 $(PYTEST_ARGS)
 
 kubernetes-cluster:  ## build the Kubernetes cluster of test-kubernetes, once, into a cache outside of this folder
 	$(PYTHON) -m tests.kubernetes.build
@@ -136,7 +136,7 @@ lint: install  ## run every gate: style, types, layers, stubs, sizes, generated 
 	$(BIN)/python -m mypy.stubtest backstay._native --mypy-config-file pyproject.toml
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(PYTEST) -m "gates and not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(PYTEST) -m "gates and not slow" $(PYTEST_ARGS)
 
 fmt: install  ## format Python and Rust
 	$(BIN)/ruff check --select I --fix .

@@ -2,7 +2,7 @@
 
 The job master wishes, a launcher makes it so and reports (``job_engine.launch`` has the values).
 The field ``launcher`` of the job file says which one (``launcher_class``). Each is a class of the
-shape of ``Launcher``, and ``LaunchFollower`` joins it to the job master. Both run in the command,
+shape of ``Launcher``, and ``LaunchLoop`` joins it to the job master. Both run in the command,
 which reaches the job master by gRPC, or in the job master's process (``hosted_launcher``).
 
 It imports ``job_engine``, ``job_spec``, ``backstay.errors`` and the messages. It starts no process.
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from backstay._proto.v1 import job_pb2
@@ -26,7 +25,7 @@ from backstay.job_spec import LAUNCHERS, JobSpec
 
 __all__ = [
     "PATIENCE",
-    "LaunchFollower",
+    "LaunchLoop",
     "Launcher",
     "LauncherPort",
     "WorkerProgram",
@@ -143,7 +142,7 @@ def _log_trouble(trouble: str) -> None:
         log.warning("the job master does not answer the launcher: %s", trouble)
 
 
-class LaunchFollower:
+class LaunchLoop:
     """Passes the job master's wish to the launcher, in a thread that lives inside ``with``.
 
     It goes on when another job master takes over. While none answers, the workers stay as they are.
@@ -178,16 +177,11 @@ class LaunchFollower:
         self._wanted: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
 
-    def __enter__(self) -> LaunchFollower:
+    def __enter__(self) -> LaunchLoop:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join(JOIN_S)
         self._launcher.close()

@@ -41,7 +41,7 @@ from backstay.pserver.free_ports import free_ports
 from backstay.settings import find
 
 if TYPE_CHECKING:
-    from backstay.pserver.provisioning import PlanFollower
+    from backstay.pserver.provisioning import PlanProvider
 
 __all__ = ["LocalCluster", "LocalServer"]
 
@@ -316,11 +316,11 @@ class LocalCluster:
         provision(plan, provisioner)
         return plan
 
-    def following_plans(self) -> PlanFollower:
+    def following_plans(self) -> PlanProvider:
         """Return what starts and cleans up servers, as plans of others ask, from ``with`` on."""
-        from backstay.pserver.provisioning import PlanFollower
+        from backstay.pserver.provisioning import PlanProvider
 
-        return PlanFollower(lambda: self.endpoints, _LocalProvisioner(self), self.client_config())
+        return PlanProvider(lambda: self.endpoints, _LocalProvisioner(self), self.client_config())
 
     def reap(self, node_ids: Collection[str]) -> None:
         """Take servers off the list that were told to end; waits for their end.

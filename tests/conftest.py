@@ -52,14 +52,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
-@pytest.fixture(scope="session")
+# One for each file: a server that nobody uses still takes a fiftieth of a core.
+@pytest.fixture(scope="module")
 def one_server() -> Iterator[LocalCluster]:
     """A cluster of one server, for tests that differ by their tables: see ``own_name``."""
     with LocalCluster(1, settings={"slot_count": 64}) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three_servers() -> Iterator[LocalCluster]:
     """A cluster of three servers with two copies, as ``one_server``."""
     with LocalCluster(3) as cluster:

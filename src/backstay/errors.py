@@ -132,6 +132,18 @@ class BackstayError(Exception):
 
     retry_safe: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        """Return the text; of an error without one its name, because no text means no error."""
+        return super().__str__() or type(self).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Return what to tell of an error: its text, or its name if it has none.
+
+    A place that says what is wrong takes an empty text for "nothing is".
+    """
+    return str(error) or type(error).__name__
+
 
 class ConfigError(BackstayError, ValueError):
     """A setting is wrong; the message names it, its value and what is allowed."""

@@ -20,7 +20,7 @@ from backstay.kubernetes.refusals import FORBIDDEN_MAX_S
 from backstay.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
     FAILED_KEPT,
-    PAUSE_MAX_S,
+    RETRY,
     Forbidden,
     PodPlan,
     WorkerPods,
@@ -193,7 +193,7 @@ class WorkerPodsMachine(RuleBasedStateMachine):
         self.refuses = ""
         self.list_answers()
         for _ in range(40 + 4 * len(self.untold)):
-            self.wait(PAUSE_MAX_S)
+            self.wait(RETRY.longest_s)
             while self.untold:
                 self.hear()
             self.exchange()

@@ -90,20 +90,20 @@ class SimJournal(Journal):
 
     def when_durable(self, what: Callable[[], object]) -> None:
         """Do something when all that is staged by now is written."""
-        if not self._pending and not self._in_flight:
+        if self.outbox.is_empty:
             what()
             return
-        self._callers.append((self._staged, what))
+        self._callers.append((self.outbox.staged, what))
         self.write()
 
     def write(self) -> None:
         """Write the next group, unless one is under way."""
-        if self._is_writing or not self._pending:
+        if self._is_writing or not self.outbox.waits:
             return
         assert self._token is not None
         assert self._last is not None
         self._is_writing = True
-        self._in_flight, operations = self._next_group()
+        operations = self._next_group()
         record = JournalRecord(self._instance, self._last.number + 1)
         operations.append(Put(KEYS.journal, record.to_json()))
         conditions = (self._token.still_mine(), mod_revision_is(KEYS.journal, self._revision))
@@ -116,13 +116,12 @@ class SimJournal(Journal):
         queue = self._master.book.cluster.queue
         if known and result is not None and result.succeeded:
             self._revision, self._last = result.revision, record
-            self._in_flight = {}
-            oldest = next(iter(self._pending.values())).number if self._pending else None
-            while self._callers and (oldest is None or self._callers[0][0] < oldest):
+            self.outbox.written()
+            while self._callers and self._callers[0][0] < self.outbox.oldest:
                 self._callers.popleft()[1]()
             self.write()
             return
-        self._stage_again()
+        self.outbox.not_written()
         if known and result is not None:
             master, journal = result.results
             assert self._token is not None
@@ -217,7 +216,7 @@ class SimMaster:
         opened = opened_job(
             spec,
             KEYS,
-            self._journal,
+            self._journal.outbox,
             recorded,
             identity=recorded.identity(spec, uid=UID, now_ms=1),
             state=state,

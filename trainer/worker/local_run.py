@@ -315,7 +315,7 @@ class LocalRun:
     def _advance(self) -> None:
         """Open and end rounds as the schedule says, evaluations with their metrics."""
         self._end_rounds()
-        while self._job.upkeep_due is not None:
+        while self._job.upkeeps.due is not None:
             self._see_to_rows()
             self._end_rounds()
 
@@ -329,7 +329,7 @@ class LocalRun:
 
     def _see_to_rows(self) -> None:
         """Decay and expire rows at the end of a pass, if layers of the model have servers."""
-        due = self._job.upkeep_due
+        due = self._job.upkeeps.due
         assert due is not None
         session, done = opened_session(), EndedPass(0, False)
         if session is not None:

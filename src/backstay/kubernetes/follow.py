@@ -64,16 +64,11 @@ class BegunJob:
 
         Raises:
             JobRefused: No Pod of the job master runs now.
-            KubernetesError: The API refuses it.
         """
         return run_in_master(self.api, self.spec.name, words)
 
     def published(self) -> PublishedStatus | None:
-        """Return what its job master has written; None: it was deleted.
-
-        Raises:
-            KubernetesError: The API refuses the call, or does not answer.
-        """
+        """Return what its job master has written; None: it was deleted."""
         return read_status(self.api, self.spec.name, self.owner.uid)
 
     def follow(

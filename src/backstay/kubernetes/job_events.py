@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from backstay.backoff import Backoff
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.kubernetes.objects import Owner
 
@@ -29,8 +30,7 @@ REWRITE_S = 10.0
 # The oldest is forgotten then.
 SERIES_MAX = 100
 # After a write that failed; doubled each time, up to the last.
-PAUSE_FIRST_S = 1.0
-PAUSE_MAX_S = 300.0
+RETRY = Backoff(first_s=1.0, longest_s=300.0)
 MESSAGE_MAX = 1000
 _HASH_LENGTH = 16
 # What Kubernetes calls the reason, by why a worker ended.
@@ -103,7 +103,7 @@ class EventLog:
         # Of each reason: series that it may still have, when that was counted, and the newest.
         self._left: dict[str, tuple[float, float]] = {}
         self._newest: dict[str, str] = {}
-        self._pause_s = 0.0
+        self._retries = RETRY.begin()
         self._not_before_s = float("-inf")
 
     def note(
@@ -156,7 +156,7 @@ class EventLog:
 
     def written(self, series: EventSeries, now_s: float) -> None:
         """Note that an Event was made or changed as ``due`` has returned it."""
-        self._pause_s = 0.0
+        self._retries.reset()
         known = self._series.get(series.name)
         if known is None:
             return
@@ -171,8 +171,7 @@ class EventLog:
 
     def failed(self, now_s: float) -> None:
         """Note that a write failed; the next one waits."""
-        self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s or PAUSE_FIRST_S)
-        self._not_before_s = now_s + self._pause_s
+        self._not_before_s = now_s + self._retries.next_s()
 
     def _may_begin(self, reason: str, now_s: float) -> bool:
         """Take one of the series that a reason may have; False: there is none left."""

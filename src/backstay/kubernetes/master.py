@@ -167,14 +167,18 @@ def _reach(config: MasterConfig, servers: ServerScale | None) -> None:
 async def _run(
     config: MasterConfig, spec: JobSpec, objects: OwnedJob, servers: ServerScale | None
 ) -> str:
-    host = MasterHost(config, spec, end_record=PublishedEnd(objects, spec, config))
+    host = MasterHost(
+        config,
+        spec,
+        end_record=PublishedEnd(objects, spec, config),
+        exits=ExitsSeen(objects.events.note_exit),
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)
     counts = NO_SERVERS if servers is None else spec.servers.counts(len(config.endpoints))
     policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
     events = objects.events
-    host.exits.on_new = events.note_exit
     scale = JobScale(host, policy, servers, events.note)
     background = [
         asyncio.create_task(_publish(objects, host)),

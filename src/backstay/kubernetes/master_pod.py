@@ -28,11 +28,7 @@ class MasterPod(NamedTuple):
 
 
 def master_pod(api: KubernetesApi, job: str) -> MasterPod:
-    """Return the Pod of a job's job master.
-
-    Raises:
-        KubernetesError: The API refuses the call, or does not answer.
-    """
+    """Return the Pod of a job's job master."""
     pods = _pods(api, job, MASTER)
     if not pods:
         return MasterPod("", f"the job master has no Pod yet{_why_none(api, job)}")
@@ -47,7 +43,6 @@ def run_in_master(api: KubernetesApi, job: str, words: Sequence[str]) -> Ran:
 
     Raises:
         JobRefused: No Pod of the job master runs now.
-        KubernetesError: The API refuses it.
     """
     pod = master_pod(api, job)
     if not pod.name or pod.trouble:
@@ -57,11 +52,7 @@ def run_in_master(api: KubernetesApi, job: str, words: Sequence[str]) -> Ran:
 
 
 def pserver_trouble(api: KubernetesApi, job: str) -> str:
-    """Return why not all servers of a job's own run, for people; empty: all do, or it has none.
-
-    Raises:
-        KubernetesError: The API refuses the call, or does not answer.
-    """
+    """Return why not all servers of a job's own run, for people; empty: all do, or it has none."""
     waits = Counter(why_not_running(one, PSERVER) for one in _pods(api, job, PSERVER))
     return "; ".join(
         f"{count} server{'s wait' if count > 1 else ' waits'} for {why}"
@@ -71,11 +62,7 @@ def pserver_trouble(api: KubernetesApi, job: str) -> str:
 
 
 def pservers_running(api: KubernetesApi, job: str) -> int:
-    """Return how many servers of a job's own run.
-
-    Raises:
-        KubernetesError: The API refuses the call, or does not answer.
-    """
+    """Return how many servers of a job's own run."""
     return sum(not why_not_running(one, PSERVER) for one in _pods(api, job, PSERVER))
 
 

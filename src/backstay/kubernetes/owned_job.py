@@ -63,11 +63,7 @@ class OwnedJob:
         return cls(api, job, Owner(name, found["metadata"]["uid"]))
 
     def read(self) -> PublishedStatus:
-        """Return what is published.
-
-        Raises:
-            KubernetesError: The objects are gone, the API refuses the call, or does not answer.
-        """
+        """Return what is published."""
         with self._writing:
             self._read()
             return PublishedStatus.of_data(self._data)
@@ -77,19 +73,12 @@ class OwnedJob:
 
         Returns:
             Whether it was written. The end of the job, and what a later job master says, stays.
-
-        Raises:
-            KubernetesError: The objects are gone, the API refuses the call, or does not answer.
         """
         with self._writing:
             return self._write(lambda: data if may_replace(self._data, data) else None)
 
     def note_growth(self, grown: GrownServers) -> None:
-        """Record that servers are added for a plan; what is recorded for that plan stays.
-
-        Raises:
-            KubernetesError: The objects are gone, the API refuses the call, or does not answer.
-        """
+        """Record that servers are added for a plan; what is recorded for that plan stays."""
 
         def change() -> Mapping[str, str] | None:
             noted = PublishedStatus.of_data(self._data).grown
@@ -100,11 +89,7 @@ class OwnedJob:
             self._write(change)
 
     def forget_growth(self, grown: GrownServers) -> None:
-        """Record that a growth needs not be undone any more.
-
-        Raises:
-            KubernetesError: The objects are gone, the API refuses the call, or does not answer.
-        """
+        """Record that a growth needs not be undone any more."""
 
         def change() -> Mapping[str, str] | None:
             noted = PublishedStatus.of_data(self._data).grown
@@ -114,21 +99,13 @@ class OwnedJob:
             self._write(change)
 
     def delete_workers(self) -> None:
-        """Have the worker Pods deleted that have not ended. The others are kept for their logs.
-
-        Raises:
-            KubernetesError: The API refuses a call, or does not answer.
-        """
+        """Have the worker Pods deleted that have not ended. The others are kept for their logs."""
         listed = self._api.list_objects("pods", worker_selector(self.owner.uid))
         for name in unfinished(listed.items):
             self._api.delete("pods", name)
 
     def end_servers(self) -> None:
-        """Have no servers of the job's own any more; a job that never had them is no error.
-
-        Raises:
-            KubernetesError: The API refuses a call, or does not answer.
-        """
+        """Have no servers of the job's own any more; a job that never had them is no error."""
         name = pserver_name(self._job)
         found = self._api.get("statefulsets/scale", name)
         # What was there before the owner was seen is the owner's.
@@ -137,11 +114,7 @@ class OwnedJob:
             self._if_owned(lambda: _scale_to_zero(self._api, "statefulsets/scale", name, uid))
 
     def scale_to_zero(self) -> None:
-        """Have no job master any more: the job is over.
-
-        Raises:
-            KubernetesError: The API refuses a call, or does not answer.
-        """
+        """Have no job master any more: the job is over."""
         name, uid = self.owner.name, self.owner.uid
         self._if_owned(lambda: _scale_to_zero(self._api, "deployments/scale", name, uid))
 

@@ -51,7 +51,6 @@ class KubernetesPlace:
             ConfigError: The job cannot run on Kubernetes as it is.
             JobRefused: A job of the name runs already, with other settings or files; or an object
                 of the name is none of ours.
-            KubernetesError: The API refuses a call, or does not answer.
         """
         objects = _objects(spec)
         for warning in paths_outside(spec):

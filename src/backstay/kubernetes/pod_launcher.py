@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection
 from typing import ClassVar
 
+from backstay.backoff import Backoff
 from backstay.errors import ConfigError, KubernetesError
 from backstay.job_engine.launch import LauncherReport
 from backstay.kubernetes.api import KubernetesApi, PodWatch
@@ -37,8 +38,7 @@ from backstay.master.launcher import WorkerProgram
 __all__ = ["PodLauncher"]
 
 # Between two tries to list or to watch; doubled each time, up to the last.
-RETRY_FIRST_S = 0.5
-RETRY_MAX_S = 10.0
+RETRY = Backoff(first_s=0.5, longest_s=10.0)
 # A watch that ended sooner is followed by a pause.
 WATCH_SHORT_S = 1.0
 # How long the end of a job waits until the Pods that are left have been told to end.
@@ -140,7 +140,7 @@ class PodLauncher:
     def _watch(self) -> None:
         """Follow the Pods until ``close``."""
         version = ""
-        pause_s = RETRY_FIRST_S
+        retries = RETRY.begin()
         while not self._stopping.is_set():
             begun_s = time.monotonic()
             try:
@@ -149,7 +149,8 @@ class PodLauncher:
                     version = self._list(owner)
                 version = self._follow(owner, version)
                 is_short = time.monotonic() - begun_s < WATCH_SHORT_S
-                pause_s = pause_s if is_short else RETRY_FIRST_S
+                if not is_short:
+                    retries.reset()
             except KubernetesError as error:
                 if error.status:
                     # Also a version that the API does not know: a list tells all.
@@ -169,8 +170,7 @@ class PodLauncher:
                 version, is_short = "", True
                 self._note_trouble(f"{type(error).__name__}: {error}")
             if is_short:
-                self._stopping.wait(pause_s)
-                pause_s = min(2 * pause_s, RETRY_MAX_S)
+                self._stopping.wait(retries.next_s())
 
     def _find_owner(self) -> Owner:
         """Return the Deployment of this job master; it owns the Pods."""

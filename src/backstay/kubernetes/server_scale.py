@@ -200,11 +200,7 @@ class ServerScale:
         self._seen = ServersSeen()
 
     def look(self) -> ServersSeen:
-        """Return how the servers do, as a look every few seconds shows. Blocks.
-
-        Raises:
-            KubernetesError: The API refuses a call, or does not answer.
-        """
+        """Return how the servers do, as a look every few seconds shows. Blocks."""
         if time.monotonic() < self._next_look_s:
             return self._seen._replace(is_planning=self._is_planning)
         if self._replicas is None:
@@ -259,7 +255,6 @@ class ServerScale:
 
         Raises:
             BackstayError: No server answers.
-            KubernetesError: The API refuses a call, or does not answer.
         """
         with ClusterResizing(self._endpoints, self._config) as resizing:
             plan = resizing.plan()

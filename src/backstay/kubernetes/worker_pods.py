@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from backstay.backoff import Backoff
 from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.kubernetes.pod_exit import PodSeen, Pull, end_of_deleted, seen
@@ -27,8 +28,7 @@ __all__ = ["LAST_WORDS_MAX", "Forbidden", "PodPlan", "WorkerPods"]
 # Calls of one plan; then what was seen meanwhile counts.
 CALLS_AT_ONCE = 20
 # After a call that failed; doubled each time, up to the last.
-PAUSE_FIRST_S = 0.5
-PAUSE_MAX_S = 30.0
+RETRY = Backoff(first_s=0.5, longest_s=30.0)
 # Pods of workers that failed are kept for `kubectl logs`; older ones are deleted.
 FAILED_KEPT = 5
 # A Pod that was told to end so long ago is on a node that is lost: twice its grace.
@@ -142,7 +142,7 @@ class WorkerPods:
         self._workers: dict[str, _Worker] = {}
         self._is_listed = False
         self._failures = 0
-        self._pause_s = 0.0
+        self._retries = RETRY.begin()
         self._not_before_s = float("-inf")
         self._call_trouble = ""
         # What the API forbids: since when, and in which words.
@@ -341,8 +341,7 @@ class WorkerPods:
 
     def call_failed(self, why: str, now_s: float) -> None:
         """Pause all calls, and say why: the API does not answer, or does not allow it now."""
-        self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s or PAUSE_FIRST_S)
-        self._not_before_s = now_s + self._pause_s
+        self._not_before_s = now_s + self._retries.next_s()
         self._call_trouble = why
 
     def forbidden(self, what: Forbidden, why: str, now_s: float) -> None:
@@ -370,7 +369,8 @@ class WorkerPods:
         self._note(WorkerExit(worker_id, reason, ExitCode.WRONG_SETTING, why))
 
     def _calls_succeed(self) -> None:
-        self._pause_s, self._call_trouble = 0.0, ""
+        self._retries.reset()
+        self._call_trouble = ""
         self._not_before_s = float("-inf")
 
     def _take(self, one: PodSeen, now_s: float) -> None:

@@ -80,7 +80,7 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
         BackstayError: The servers do not answer, and this command is to stop.
     """
     if servers.are_own:
-        return servers.are_restored
+        return servers.began_with is not None
 
     def look() -> bool:
         entry = find_job(servers.endpoints, job, config=servers.config)

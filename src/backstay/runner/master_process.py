@@ -14,23 +14,19 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 from backstay import lifeline
+from backstay.backoff import Backoff
 from backstay.errors import JobError
 
 __all__ = ["MasterProcess"]
 
 RESTARTS_MAX = 20
-RESTART_PAUSE_S = 0.1
-RESTART_PAUSE_MAX_S = 5.0
+RESTART = Backoff(first_s=0.1, longest_s=5.0)
 STOP_GRACE_S = 10.0
 LAST_WORDS_BYTES_MAX = 4096
 
 log = logging.getLogger(__name__)
-
-ProcessT = TypeVar("ProcessT", bound="MasterProcess")
 
 
 class MasterProcess:
@@ -73,17 +69,12 @@ class MasterProcess:
         self._exit_code: int | None = None
         self._thread = threading.Thread(target=self._keep, name="master", daemon=True)
 
-    def __enter__(self: ProcessT) -> ProcessT:
+    def __enter__(self) -> MasterProcess:
         self._start(0)
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -141,8 +132,7 @@ class MasterProcess:
             restarts += 1
             self._on_restart(code)
             # At once after the first, so that tasks flow again soon; slower when it goes on.
-            pause_s = min(RESTART_PAUSE_MAX_S, RESTART_PAUSE_S * 2 ** (restarts - 2))
-            if self._stopping.wait(0 if restarts == 1 else pause_s):
+            if self._stopping.wait(RESTART.pause_s(restarts - 1)):
                 break
             with self._lock:
                 if self._stopping.is_set():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from backstay.checkpoint.catalogue import Entry, catalogue
 from backstay.checkpoint.storage import CheckpointStorage
@@ -43,34 +43,46 @@ JOIN_S = 10.0
 
 log = logging.getLogger(__name__)
 
-WatchedT = TypeVar("WatchedT", bound="_Watched")
 
+class JobServers:
+    """The servers of a job, from ``with`` to its end; a thread looks at them.
 
-class JobServers(Protocol):
-    """What a job needs to know of its servers."""
+    Attributes:
+        endpoints: Control addresses, those first that there were at the beginning.
+        config: Token, certificates and deadlines.
+        are_own: Whether they are the job's own, and end with it.
+        began_with: The checkpoint that servers of the job's own have begun with.
+    """
 
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """Control addresses."""
+    are_own: bool
 
-    @property
-    def config(self) -> ClientConfig:
-        """Token, certificates and deadlines."""
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        config: ClientConfig,
+        began_with: NewestCheckpoint | None = None,
+    ) -> None:
+        """Prepare."""
+        self.endpoints = tuple(endpoints)
+        self.config = config
+        self.began_with = began_with
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
 
-    @property
-    def are_own(self) -> bool:
-        """Whether they are the job's own, and end with it."""
+    def __enter__(self) -> JobServers:
+        self._thread.start()
+        return self
 
-    @property
-    def are_restored(self) -> bool:
-        """Whether they have begun with a checkpoint."""
-
-    @property
-    def began_with(self) -> NewestCheckpoint | None:
-        """The checkpoint that servers of the job's own have begun with."""
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
 
     def count(self) -> Servers:
         """Return how many serve; answers at once."""
+        raise NotImplementedError
+
+    def _watch(self) -> None:
+        raise NotImplementedError
 
 
 class ServerChoice(NamedTuple):
@@ -316,43 +328,15 @@ def accept_loss(endpoints: Sequence[str], config: ClientConfig) -> str:
     )
 
 
-class _Watched:
-    """Has a thread that looks at servers, from ``with`` to its end."""
-
-    def __init__(self) -> None:
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
-
-    def __enter__(self: WatchedT) -> WatchedT:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(JOIN_S)
-
-    def _watch(self) -> None:
-        raise NotImplementedError
-
-
-class _OwnServers(_Watched):
+class _OwnServers(JobServers):
     """Servers of this machine; those that died are started again."""
 
     are_own = True
 
     def __init__(self, cluster: LocalCluster, began_with: NewestCheckpoint | None) -> None:
-        super().__init__()
+        super().__init__(cluster.endpoints, cluster.client_config(), began_with)
         self._cluster = cluster
-        self.began_with = began_with
-        self.are_restored = began_with is not None
-        self._keepers = tuple(cluster.endpoints)
-        self.config = cluster.client_config()
         self._restarts = 0
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """The control addresses, those first that there were at the beginning."""
-        return self._keepers
 
     def count(self) -> Servers:
         """Return how many run."""
@@ -382,18 +366,13 @@ class _OwnServers(_Watched):
             log.warning("%s did not start again: %s", names, error)
 
 
-class _OtherServers(_Watched):
+class _OtherServers(JobServers):
     """Servers that were there before; they are asked now and then how many serve."""
 
     are_own = False
-    # What they began with was before this job's time.
-    are_restored = False
-    began_with = None
 
     def __init__(self, endpoints: tuple[str, ...], config: ClientConfig) -> None:
-        super().__init__()
-        self.endpoints = endpoints
-        self.config = config
+        super().__init__(endpoints, config)
         self._count = Servers()
 
     def count(self) -> Servers:

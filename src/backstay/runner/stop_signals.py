@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 
 from backstay.exit_codes import ExitCode
 
@@ -68,12 +68,7 @@ class StopSignals(StopOrder):
         self._before = [signal.signal(number, self._take) for number in NUMBERS]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in zip(NUMBERS, self._before, strict=True):
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -27,7 +27,7 @@ from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.job_spec import JobSpec
 from backstay.logs import message_of
 from backstay.master.job_client import JobClient, find_job
-from backstay.master.launcher import PATIENCE, LaunchFollower, WorkerProgram, launcher_class
+from backstay.master.launcher import PATIENCE, LaunchLoop, WorkerProgram, launcher_class
 from backstay.master.status import complete_with_spec
 from backstay.runner.audit import audit_job
 from backstay.runner.earlier_runs import forget, goes_on, sole_run
@@ -244,7 +244,7 @@ class Supervisor:
 
     def _follow(
         self, stack: ExitStack, servers: JobServers, env: Mapping[str, str]
-    ) -> LaunchFollower | None:
+    ) -> LaunchLoop | None:
         """Run the job's launcher until the stack is left; None: the job master runs it."""
         spec = self._spec
         kind = launcher_class(spec.launcher)
@@ -259,7 +259,7 @@ class Supervisor:
         )
         client = self._client(servers)
         stack.callback(client.close)
-        follower = LaunchFollower(launcher, client.launch, on_exit=_ExitPrinter(self._show.say))
+        follower = LaunchLoop(launcher, client.launch, on_exit=_ExitPrinter(self._show.say))
         return stack.enter_context(follower)
 
     def _say_new_notes(self, status: job_pb2.JobStatus) -> None:

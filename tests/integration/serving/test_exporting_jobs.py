@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backstay.checkpoint.element import number_of
+from backstay.checkpoint.manifest import number_of
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.job_spec import DataSpec, ExportsSpec, JobSpec

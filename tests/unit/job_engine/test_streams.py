@@ -401,7 +401,7 @@ def test_rows_are_seen_to_at_the_end_of_a_period_before_the_next_one_begins() ->
     one.come(24)
     one.do()
     assert one.job.schedule.passes_over == 1
-    due = one.job.upkeep_due
+    due = one.job.upkeeps.due
     assert due is not None
     assert due.pass_number == 1
     one.look()

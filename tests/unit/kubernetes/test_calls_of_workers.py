@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from backstay.backoff import Backoff
 from backstay.errors import KubernetesError
 from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.job_spec import JobSpec
@@ -167,7 +168,7 @@ class Job:
 
 def calls_of(workers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], int]:
     """Play the life of a job; return its calls, and how many Pods all lists had."""
-    monkeypatch.setattr(pod_launcher, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(pod_launcher, "RETRY", Backoff(0.01, 10.0))
     api = Api()
     launcher = PodLauncher(WorkerProgram(SPEC, {}, "0f8fa"), cast(KubernetesApi, api))
     try:

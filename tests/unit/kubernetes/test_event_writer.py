@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from backstay.backoff import Backoff
 from backstay.errors import KubernetesError
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.kubernetes import event_writer, job_events
@@ -73,7 +74,7 @@ def run_until(events: EventWriter, holds: Callable[[], bool]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_writer, "CALL_PAUSE_S", 0.01)
     monkeypatch.setattr(job_events, "REWRITE_S", 0.02)
-    monkeypatch.setattr(job_events, "PAUSE_FIRST_S", 0.01)
+    monkeypatch.setattr(job_events, "RETRY", Backoff(0.01, 300.0))
 
 
 def test_the_end_of_a_worker_and_a_change_are_told_and_counted() -> None:

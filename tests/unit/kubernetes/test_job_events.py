@@ -9,8 +9,7 @@ import kubernetes_validate
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.kubernetes.job_events import (
     MESSAGE_MAX,
-    PAUSE_FIRST_S,
-    PAUSE_MAX_S,
+    RETRY,
     REWRITE_S,
     SERIES_AT_ONCE,
     EventLog,
@@ -100,10 +99,10 @@ def test_a_write_that_fails_is_repeated_later_and_later() -> None:
         log.failed(now_s)
         before_s = now_s
         while log.due(now_s) is None:
-            now_s += PAUSE_FIRST_S / 2
+            now_s += RETRY.first_s / 2
         pauses.append(now_s - before_s)
     assert pauses[:3] == [1.0, 2.0, 4.0]
-    assert pauses[-1] == PAUSE_MAX_S
+    assert pauses[-1] == RETRY.longest_s
     assert [one.count for one in write(log, now_s)] == [1]
 
 

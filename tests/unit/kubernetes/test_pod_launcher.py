@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from backstay.backoff import Backoff
 from backstay.errors import KubernetesError
 from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason
@@ -105,7 +106,7 @@ class Api:
 def test_a_worker_that_ends_while_the_api_is_away_is_known_and_replaced_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pod_launcher, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(pod_launcher, "RETRY", Backoff(0.01, 10.0))
     bookmark = WatchEvent("BOOKMARK", {}, "5")
     last = Watch()
     api = Api(
@@ -181,7 +182,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 def test_a_right_that_is_missing_is_told_and_tried_until_it_is_there(
     verb: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_launcher, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(pod_launcher, "RETRY", Backoff(0.01, 10.0))
     api = Forbidding(verb)
     with launched(api) as launcher:
         launcher.reconcile(["w-0"])
@@ -203,7 +204,7 @@ def test_a_right_that_is_missing_is_told_and_tried_until_it_is_there(
 def test_a_right_that_does_not_come_is_an_exit_that_another_worker_would_share(
     verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_launcher, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(pod_launcher, "RETRY", Backoff(0.01, 10.0))
     monkeypatch.setattr(worker_pods, "FORBIDDEN_MAX_S", 0.2)
     with launched(Forbidding(verb)) as launcher:
         launcher.reconcile(["w-0"])

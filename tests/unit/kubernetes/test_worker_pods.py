@@ -15,9 +15,8 @@ from backstay.kubernetes.refusals import FORBIDDEN_MAX_S
 from backstay.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
     FAILED_KEPT,
-    PAUSE_FIRST_S,
-    PAUSE_MAX_S,
     PULLING_MAX_S,
+    RETRY,
     SETTLED_S,
     STARTING_MAX_S,
     TERMINATING_MAX_S,
@@ -237,7 +236,7 @@ def test_after_a_failed_call_all_calls_pause_longer_each_time_up_to_a_limit() ->
         pauses.append(next_s - now_s)
         now_s = next_s
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert pauses[-1] == PAUSE_MAX_S
+    assert pauses[-1] == RETRY.longest_s
     assert pods.trouble(0.0) == "exceeded quota"
     assert made_by(pods, now_s) == ["w-0"]
     pods.created("w-0", pending("w-0"), now_s)
@@ -249,7 +248,7 @@ def test_a_pause_that_is_over_is_not_waited_for() -> None:
     pods = known(wish=("w-0",))
     pods.call_failed("exceeded quota", 0.0)
     pods.wish((), 0.1)
-    assert pods.plan(PAUSE_FIRST_S) == PodPlan()
+    assert pods.plan(RETRY.first_s) == PodPlan()
     assert pods.next_change_s() is None
 
 
@@ -278,8 +277,8 @@ def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit
     )
     last_s, calls = refuse(pods, FORBIDDEN_MAX_S, ("w-0", "w-1", "w-2"))
     # It is tried again all the time, less and less often.
-    assert calls <= 7 + FORBIDDEN_MAX_S / PAUSE_MAX_S
-    assert last_s >= FORBIDDEN_MAX_S - PAUSE_MAX_S
+    assert calls <= 7 + FORBIDDEN_MAX_S / RETRY.longest_s
+    assert last_s >= FORBIDDEN_MAX_S - RETRY.longest_s
     assert exits_of(pods) == {}
     pods.plan(FORBIDDEN_MAX_S)
     told = {one.worker_id: one for one in pods.report().exits}
@@ -290,14 +289,14 @@ def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit
     assert "w-0" in pods.report().running
     pods.acknowledge(["w-1", "w-2"])
     # The next ones have one try each, and nothing is waited for meanwhile.
-    now_s = FORBIDDEN_MAX_S + PAUSE_MAX_S
+    now_s = FORBIDDEN_MAX_S + RETRY.longest_s
     pods.wish(("w-0", "w-3"), now_s)
     assert made_by(pods, now_s) == ["w-3"]
     assert exits_of(pods) == {}
     pods.forbidden(Forbidden.MAKE, RIGHT, now_s)
     assert exits_of(pods) == {"w-3": ExitReason.NOT_ALLOWED}
     pods.acknowledge(["w-3"])
-    now_s += PAUSE_MAX_S
+    now_s += RETRY.longest_s
     pods.wish(("w-0", "w-4"), now_s)
     assert made_by(pods, now_s) == ["w-4"]
     assert pods.next_change_s() is None
@@ -340,10 +339,10 @@ def test_what_held_up_workers_that_nobody_wants_any_more_is_no_news() -> None:
 
 def test_a_right_that_comes_in_time_costs_nothing() -> None:
     pods = known(wish=("w-0",))
-    last_s, _ = refuse(pods, FORBIDDEN_MAX_S - PAUSE_MAX_S, ("w-0",))
-    pods.wish(("w-0",), last_s + PAUSE_MAX_S)
-    assert made_by(pods, last_s + PAUSE_MAX_S) == ["w-0"]
-    pods.created("w-0", pending("w-0"), last_s + PAUSE_MAX_S)
+    last_s, _ = refuse(pods, FORBIDDEN_MAX_S - RETRY.longest_s, ("w-0",))
+    pods.wish(("w-0",), last_s + RETRY.longest_s)
+    assert made_by(pods, last_s + RETRY.longest_s) == ["w-0"]
+    pods.created("w-0", pending("w-0"), last_s + RETRY.longest_s)
     assert pods.trouble(FORBIDDEN_MAX_S) == ""
     pods.plan(2 * FORBIDDEN_MAX_S)
     assert exits_of(pods) == {}
@@ -672,4 +671,4 @@ def test_an_api_that_refuses_pods_is_asked_less_and_less_often() -> None:
             pods.call_failed("exceeded quota", now_s)
         now_s += 0.5
     # 0.5, 1, 2, 4, 8, 16 s, and then one each half a minute.
-    assert asked <= 6 + 600 / PAUSE_MAX_S
+    assert asked <= 6 + 600 / RETRY.longest_s

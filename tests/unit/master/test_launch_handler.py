@@ -24,10 +24,9 @@ from backstay.master.launcher import (
     wish_message,
     wish_of,
 )
-from backstay.master.service import JobService
 from backstay.master.status import job_status
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import counting_spec, master_of
+from tests.unit.job_records_of import counting_spec, master_of, service_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
@@ -100,8 +99,7 @@ def test_a_missing_right_takes_no_worker_away_from_a_job_that_works(tmp_path: Pa
 
 def test_one_wrong_worker_beside_others_that_work_is_only_replaced(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         wanted = (await handler.exchange(LauncherReport())).workers
         other = job_pb2.Worker(id=wanted[1], instance=5)
         given = await service.GetTask(job_pb2.GetTaskRequest(worker=other, request=1), NO_CONTEXT)
@@ -128,8 +126,7 @@ def test_an_old_exit_that_is_told_again_does_not_end_the_job(tmp_path: Path) -> 
 
 def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         given = job.assign("w-1")
         assert given is not None
         lease = job_pb2.TaskLease(
@@ -148,8 +145,7 @@ def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_pat
 
 def test_a_worker_that_ran_out_of_memory_is_told_with_what_it_used(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         told: list[WorkerExit] = []
         handler = LaunchHandler(job, told.append)
         wanted = (await handler.exchange(LauncherReport())).workers
@@ -176,8 +172,7 @@ def test_a_worker_that_ran_out_of_memory_is_told_with_what_it_used(tmp_path: Pat
 
 def test_how_stale_gradients_are_is_told_of_each_worker_and_the_job(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         wanted = (await handler.exchange(LauncherReport())).workers
         own = MasterRecord("127.0.0.1:1", 1, "here", 1)
         for worker, slots, total in ((wanted[0], 10, 20), (wanted[1], 30, 180)):

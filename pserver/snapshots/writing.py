@@ -1,4 +1,4 @@
-"""A node writes slots that it masters to files of a checkpoint or of a running export."""
+"""A node writes slots that it masters to files of a snapshot."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import Cancellation, CopiedSlots, DataServer
-from backstay.checkpoint.element import ExportChoice
-from backstay.checkpoint.export_folder import ExportFolder
-from backstay.checkpoint.storage import CheckpointStorage
-from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.checkpoint.manifest import ExportChoice
+from backstay.checkpoint.storage import CheckpointStorage, ExportFolder, SnapshotFolder
+from backstay.pserver.snapshots.disk import in_disk_thread
 
 __all__ = ["Base", "PartWritten", "SlotWriter", "group_slots"]
 
@@ -36,20 +35,6 @@ WRITERS = min(4, max(1, (os.cpu_count() or 1) // 4))
 WRITERS_NICE = 19
 # Files written for one request: so often the one who asks hears how it goes.
 PARTS_PER_REQUEST = 4
-
-
-class _Storage(Protocol):
-    """Where parts go: those of a checkpoint, or of an element of an export."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
-
-    def part_path(self, folder: str, name: str, /) -> Path:
-        """Return where a part is written in place."""
-
-    def publish(self, folder: str, local_file: Path, name: str, /) -> None:
-        """Copy a finished part there."""
 
 
 class Base(NamedTuple):
@@ -151,7 +136,7 @@ class SlotWriter:
         Raises:
             CheckpointUnavailable: A file cannot be written.
         """
-        storage: _Storage = await in_disk_thread(
+        storage: SnapshotFolder = await in_disk_thread(
             CheckpointStorage if export is None else ExportFolder, url
         )
         sizes = await asyncio.to_thread(self._server.slot_bytes)
@@ -190,7 +175,7 @@ class SlotWriter:
 
     async def _part(
         self,
-        storage: _Storage,
+        storage: SnapshotFolder,
         checkpoint_id: str,
         bases: Mapping[int, Base | None],
         bytes_per_s: int,
@@ -214,7 +199,7 @@ class SlotWriter:
 
 def _write(
     copied: CopiedSlots,
-    storage: _Storage,
+    storage: SnapshotFolder,
     name: str,
     part: dict[str, Any],
     stop: Cancellation,

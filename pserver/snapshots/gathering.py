@@ -1,4 +1,4 @@
-"""Having every slot written by its master: of a checkpoint, or of an element of an export.
+"""Having every slot of a snapshot written by its master.
 
 The node that was asked, or the controller, asks the masters, slot by slot again if one fails or
 loses its slots meanwhile. Nothing here stops a push.
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay._proto.v1 import checkpoint_pb2
-from backstay.checkpoint.manifest import Part, SlotEntries
+from backstay.checkpoint.manifest import NO_PART, Manifest, Part, SlotEntries
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
 from backstay.consensus.records import NO_MASTER
-from backstay.errors import BackstayError, CheckpointError, CheckpointUnavailable
+from backstay.errors import BackstayError, CheckpointError, CheckpointUnavailable, text_of
 from backstay.pserver.peers import PeerCalls
 
 __all__ = ["Gathered", "SlotGatherer", "SlotWritten", "refuse_anew"]
@@ -35,7 +35,7 @@ class SlotWritten:
     """A slot as its master wrote it.
 
     Attributes:
-        part: Index into the parts; -1: there was nothing to be written.
+        part: Index into the parts; ``NO_PART``: there was nothing to be written.
         position: Where it was.
         epoch: The routing version at which its content began.
         whole: Whether all its rows were written.
@@ -65,7 +65,7 @@ class Gathered:
             new = [one for one in part.slots if one.slot in self.todo]
             if not new:
                 continue
-            at = -1
+            at = NO_PART
             if part.file:
                 at = len(self.parts)
                 self.parts.append(Part(part.file, part.bytes, part.sha256))
@@ -77,16 +77,27 @@ class Gathered:
                 self.todo.discard(one.slot)
         return bool(response.parts)
 
-    def slots(self) -> SlotEntries:
+    def of_checkpoint(self) -> SlotEntries:
         """Return the slots of a checkpoint, of which none is missing."""
-        slots = [self.written[slot] for slot in sorted(self.written)]
-        return SlotEntries(
-            part=np.array([one.part for one in slots], dtype=np.int64),
-            position=np.array([one.position for one in slots], dtype=np.uint64),
-            epoch=np.array([one.epoch for one in slots], dtype=np.uint64),
-            whole=np.array([one.whole for one in slots], dtype=np.bool_),
-            rows=np.array([one.rows for one in slots], dtype=np.uint64),
-        )
+        return replace(self.of_export(None), since=None)
+
+    def of_export(self, before: Manifest | None) -> SlotEntries:
+        """Return the slots of an export's snapshot; those that are missing are as they were before.
+
+        Args:
+            before: What a delta builds on; None: a full snapshot.
+        """
+        count = len(self.written) + len(self.todo)
+        none = np.zeros(count, np.uint64)
+        position = none.copy() if before is None else before.slots.position.copy()
+        epoch = none.copy() if before is None else before.slots.epoch.copy()
+        part, whole, rows = np.full(count, NO_PART), np.zeros(count, np.bool_), none
+        since = position.copy()
+        for slot, one in self.written.items():
+            part[slot], position[slot], epoch[slot] = one.part, one.position, one.epoch
+            whole[slot], rows[slot] = one.whole, one.rows
+        since[whole] = 0
+        return SlotEntries(part, position, epoch, whole, rows, since)
 
 
 class _Stall:
@@ -154,7 +165,7 @@ class SlotGatherer:
                     # The folder: no other node would fare better.
                     raise
                 except BackstayError as error:
-                    reasons[node.node_id] = str(error)
+                    reasons[node.node_id] = text_of(error)
                     return
                 if response is None:
                     reasons[node.node_id] = f"{node.node_id} has lost them"
