@@ -126,12 +126,11 @@ chaos: install  ## kill, pause and cut off real processes at random for MINUTES 
 sim: install  ## run SEEDS simulated clusters from FIRST_SEED on; TRACE=1 tells everything that happens
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(if $(TRACE),--trace)
 
-lint: install  ## run every gate: style, types, layers, stubs, sizes, generated code, docs that name what exists
+lint: install  ## run every gate: style, types, layers, stubs, generated code, docs that name what exists
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/size_ratchet.py
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python -m mypy.stubtest backstay._native --mypy-config-file pyproject.toml
 	$(CARGO) fmt --all --check

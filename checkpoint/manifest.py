@@ -432,10 +432,10 @@ class Manifest:
                 raise InvalidRequest("a full snapshot with slots that are not whole")
         elif not is_id(self.base, self.series):
             raise InvalidRequest(f"a delta with the base {self.base!r}")
-        # Numbers grow, so that no chain of bases can lead back to where it began.
-        elif number_of(self.base) >= self.number:
-            raise InvalidRequest(f"base {self.base} is not before {self.id}")
         if self.choice is None:
+            # Numbers grow, so that no chain of bases can lead back to where it began.
+            if self.base is not None and number_of(self.base) >= self.number:
+                raise InvalidRequest(f"base {self.base} is not before {self.id}")
             return
         if kind_of(self.id) != self.kind:
             raise InvalidRequest(f"{self.id} is the id of a {kind_of(self.id)}, it has {self.base}")

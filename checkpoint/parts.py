@@ -313,7 +313,7 @@ def _contents(manifest: Manifest, spec: TableSpec) -> list[tuple[str, tuple[int,
     if manifest.series == "export":
         return [(spec.name, (spec.row_elements, len(statistics_in(manifest, spec))))]
     contents = [(spec.name, (spec.row_elements, spec.state_elements))]
-    companion = None if spec.lifetime is None else spec.lifetime.companion_shape
+    companion = spec.companion_shape
     if companion is not None:
         contents.append((f"{spec.name}@admission", companion))
     return contents

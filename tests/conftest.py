@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from backstay.pserver.local_cluster import LocalCluster
 from tests.examples import examples
+from tests.frameworks import Kit, kit_of
 
 # PyTorch's threads wait for each other by turning round: where tests run side by side, for long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -71,3 +72,9 @@ def three_servers() -> Iterator[LocalCluster]:
 def own_name(request: pytest.FixtureRequest) -> str:
     """A name for a job or a table of this test alone."""
     return re.sub(r"[^A-Za-z0-9_.]", ".", f"{request.module.__name__}.{request.node.name}")
+
+
+@pytest.fixture
+def kit(request: pytest.FixtureRequest) -> Kit:
+    """The framework that a test of every adapter runs with: see ``tests.frameworks``."""
+    return kit_of(request.param)

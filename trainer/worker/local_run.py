@@ -44,7 +44,7 @@ from backstay.schedule.orders import record_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import TaskTable, cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
-from backstay.trainer.model.frameworks import Program, adapter
+from backstay.trainer.model.program import Program, build, framework_of
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.other_tasks import OtherTasks, save
 from backstay.trainer.worker.scoring import AttemptScores, Scorer
@@ -209,8 +209,8 @@ class LocalRun:
         self._begin_s = self._reported_s = time.monotonic()
         before = set_session_factory(self._factory)
         try:
-            framework = adapter(self._definition.framework(self._spec.framework))
-            self._program = framework.build(self._definition, None, self._spec)
+            framework = framework_of(self._definition.framework(self._spec.framework))
+            self._program = build(framework, self._definition, None, self._spec)
             self._callbacks = Callbacks(
                 self._definition.make_callbacks(), self._program.set_learning_rate
             )

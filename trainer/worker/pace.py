@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from backstay.errors import ConfigError
 from backstay.job.messages import Task
 from backstay.trainer.client import Client
-from backstay.trainer.model.frameworks import Program
+from backstay.trainer.model.program import Program
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
 from backstay.trainer.worker.leased_work import LeasedWork

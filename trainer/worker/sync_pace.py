@@ -31,7 +31,7 @@ from backstay.job.messages import Task
 from backstay.job_engine.stalls import clock_of_worker
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
-from backstay.trainer.model.frameworks import Program
+from backstay.trainer.model.program import Program
 from backstay.trainer.modes.gathering import (
     GatheringClient,
     Piece,

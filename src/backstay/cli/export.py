@@ -6,7 +6,6 @@ The command reads a checkpoint. It runs the model file to know which tensors the
 from __future__ import annotations
 
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +20,6 @@ from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
-    ConfigError,
     JobError,
     ServerUnavailable,
     UnknownJob,
@@ -42,6 +40,8 @@ from backstay.pserver.ctl.asking import (
 )
 from backstay.runner.last_status import checkpoint_folder, default_folder
 from backstay.trainer.adapter.offline import job_of
+from backstay.trainer.model.inference import model_part
+from backstay.trainer.model.program import framework_of
 
 __all__ = ["export"]
 
@@ -191,15 +191,8 @@ def _model_part(found: _Found, job: str | None) -> tuple[Any, list[str]]:
         else:
             assert found.model is not None
             definition, spec, _ = asked_model(found.model, job=job, only_job=lambda: job_of(tables))
-        framework = definition.framework(spec.framework)
-        try:
-            inference = import_module(f"backstay.trainer.{framework}.inference")
-        except ModuleNotFoundError as error:
-            if error.name != framework:
-                raise
-            raise ConfigError(f"the model needs {framework}, which is not installed") from error
-        part, untrained = inference.model_part(definition, spec, tables)
-        return part, list(untrained)
+        framework = framework_of(definition.framework(spec.framework))
+        return model_part(framework, definition, spec, tables)
 
 
 class _Progress:

@@ -217,7 +217,7 @@ def set_to(*path: Any) -> Callable[[Document], None]:
         ),
         pytest.param(set_to("tables", 0, "id", 5), "is not that of table 'ads'", id="table's id"),
         pytest.param(
-            set_to("tables", 0, "spec", "name", "a b"), "TableSpec.name", id="table's name"
+            set_to("tables", 0, "spec", "name", "a b"), 'name is "a b"', id="table's name"
         ),
         pytest.param(set_to("tables", 0, "spec", {}), "table description", id="no settings"),
         pytest.param(set_to("tags", "x", [1]), "tag 'x'", id="tag is a list"),

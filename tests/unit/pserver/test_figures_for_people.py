@@ -19,7 +19,7 @@ from backstay.pserver.ctl import checkpoint
 from backstay.pserver.ctl import verify as verify_module
 from backstay.pserver.ctl.cli import main
 from backstay.runner.status_words import summary_lines
-from backstay.trainer.model.frameworks import checked_loss
+from backstay.trainer.model.batches import checked_loss
 
 MODEL = """
 def custom_model(): ...
