@@ -52,7 +52,7 @@ DEMO_MODULES = (
     "examples.online.website",
     "backstay.cli",
     "backstay.pserver.serve_cli",
-    "backstay.trainer.paddle.training",
+    "backstay.trainer.paddle.framework",
 )
 
 
