@@ -1,5 +1,5 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
-# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, WORKERS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
+# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, WORKERS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST, LOCK_ARGS,
 # SEED, MINUTES, JOB_MINUTES and STREAM_MINUTES (of chaos), EXPERIMENTS_ARGS.
 
 PYTHON ?= python3
@@ -17,6 +17,7 @@ MINUTES ?= 3
 JOB_MINUTES ?= 0.75
 STREAM_MINUTES ?= 0.75
 EXPERIMENTS_ARGS ?=
+LOCK_ARGS ?=
 DIST ?= dist
 
 VENV := .venv
@@ -37,7 +38,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo demo-online test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench experiments fuzz docs proto wheel clean check-tools sim
+.PHONY: help install lock demo demo-online test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench experiments fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,31 +52,53 @@ check-tools:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv." >&2; exit 1; }
 
-# Three steps, so that a changed .rs file rebuilds the binding and downloads nothing.
+# From nothing to `make install`: uv, what the demos need, the binding, all else. A changed .rs file rebuilds the binding only.
+UV := $(BIN)/uv
+UV_PIP := $(UV) pip install --python $(BIN)/python
+# Compiled here as pip does: PYTHONDONTWRITEBYTECODE would have each process do it anew.
+UV_LOCKED := $(UV_PIP) --compile-bytecode --requirement
+LOCK = $(UV) pip compile --quiet --python $(BIN)/python --universal --python-version 3.10 --annotation-style line \
+	--custom-compile-command 'make lock' $(LOCK_ARGS) setup.cfg
+
 $(BIN)/python: | check-tools
+	@echo "== $(VENV), and uv, which fills it: 25 MB"
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.dependencies: setup.cfg setup.py pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'setuptools-rust>=1.10' wheel
-	$(BIN)/python -m pip install --no-build-isolation --editable '.[dev,paddle,bench,kubernetes]'
-	@touch $@ $(VENV)/.binding
-
-$(VENV)/.binding: $(RUST_SOURCES) | $(VENV)/.dependencies
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+$(UV): requirements/demo.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint $< uv
 	@touch $@
 
-venv: $(BIN)/python  ## make .venv, empty
+$(VENV)/.demo: requirements/demo.txt | $(UV)
+	@echo "== what requirements/demo.txt names: 250 MB"
+	$(UV_LOCKED) $<
+	@touch $@
 
-install: check-tools $(VENV)/.dependencies $(VENV)/.binding  ## build backstay into .venv, editable, with what the other commands need
+$(VENV)/.all: requirements/all.txt | $(VENV)/.demo
+	@echo "== what requirements/all.txt names, PyTorch with CUDA among it: 3.3 GB"
+	$(UV_LOCKED) $<
+	@touch $@
 
-demo: install  ## train a click model on real data: three pservers and two trainers on this machine
+$(VENV)/.binding: $(RUST_SOURCES) setup.cfg setup.py pyproject.toml | $(VENV)/.demo
+	@echo "== the binding: one to two minutes of compiling, the first time"
+	$(BIN)/python setup.py --quiet build_rust --inplace
+	$(UV_PIP) --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+install: check-tools $(VENV)/.binding $(VENV)/.all  ## build backstay into .venv, editable, with what the other commands need
+
+lock: $(UV)  ## renew requirements/ after a change of setup.cfg; LOCK_ARGS=--upgrade takes the newest versions
+	$(LOCK) --all-extras --output-file requirements/all.txt
+	$(LOCK) $(addprefix --extra=,build bench kafka paddle) --constraints requirements/all.txt --no-annotate --output-file requirements/demo.txt
+
+demo: check-tools $(VENV)/.binding  ## train a click model on real data: three pservers and two trainers on this machine
 	$(BIN)/python examples/census/demo.py
 
-demo-online: install  ## learn from a topic of Kafka and serve meanwhile, some minutes; needs Java and Maven
+demo-online: check-tools $(VENV)/.binding  ## learn from a topic of Kafka and serve meanwhile, some minutes; needs Java and Maven
 	$(BIN)/python examples/online/demo.py
 
 test: install  ## run the tests: Rust, then Python (some minutes)
-	$(CARGO) test -p backstay-core -p backstay-net
+	# All crates, as clippy: with two of them syn has other features, and is compiled once more.
+	$(CARGO) test --workspace
 	$(PYTEST) -m "not slow and not chaos and not kubernetes and not gates" $(SIDE_BY_SIDE) $(WORKERS) $(PYTEST_ARGS)
 
 test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs; all examples of properties

@@ -8,7 +8,7 @@ import sys
 from setuptools import setup
 from setuptools_rust import Binding, RustExtension
 
-FOR_DEVELOPERS = "editable_wheel" in sys.argv
+FOR_DEVELOPERS = not {"editable_wheel", "--inplace"}.isdisjoint(sys.argv)
 
 setup(
     rust_extensions=[

@@ -9,7 +9,6 @@ go to the handler in the event loop. Imports the launchers' interface and the jo
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -35,8 +34,6 @@ DURABLE_S = 4.0
 
 # As what launchers see the end of a worker that was told to end.
 _TOLD_TO_END = (ExitReason.PREEMPTED, ExitReason.FINISHED)
-
-log = logging.getLogger(__name__)
 
 
 class LaunchHandler:

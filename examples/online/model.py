@@ -1,4 +1,4 @@
-"""A factorisation machine of user, ad and place, in PyTorch, whose rows come and go.
+"""A factorisation machine of user, ad and place, in Paddle, whose rows come and go.
 
 S. Rendle, "Factorization Machines", ICDM 2010. An id gets a row when it is met the second time, and
 loses it when it was not met for a while, so the model stays as large as what goes on now. Adam's
@@ -11,46 +11,45 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
+import paddle
 from numpy.typing import NDArray
-from torch import nn
+from paddle import nn
 
-from backstay.tables import AdmitAfter, Expiry, Lifetime, Normal
+from backstay.tables import AdmitAfter, Expiry, Lifetime
 from backstay.trainer.hashing import hash_ids
-from backstay.trainer.torch import Embedding
+from backstay.trainer.paddle import Embedding
 
 DIM = 8
 FIELDS = ("user", "ad", "place")
 LIFETIME = Lifetime(admission=AdmitAfter(2), expiry=Expiry(unseen_seconds=30, every_seconds=5))
 
 
-class Clicks(nn.Module):  # type: ignore[misc]
+class Clicks(nn.Layer):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         # The first number of a row is the id's own part, the others are its factors.
-        self.rows = Embedding(
-            None, 1 + DIM, name="ids", initializer=Normal(0.0, 0.05), lifetime=LIFETIME
-        )
-        self.bias = nn.Parameter(torch.zeros(1))
+        normal = nn.initializer.Normal(0.0, 0.05)
+        self.rows = Embedding(None, 1 + DIM, name="ids", weight_attr=normal, lifetime=LIFETIME)
+        self.bias = self.create_parameter([1], is_bias=True)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
         rows = self.rows(ids)
-        factors = rows[..., 1:]
+        factors = rows[:, :, 1:]
         # The sum over all pairs of fields.
-        pairs = 0.5 * (factors.sum(dim=1).square() - factors.square().sum(dim=1))
-        return self.bias + rows[..., 0].sum(dim=1) + pairs.sum(dim=1)
+        pairs = 0.5 * (factors.sum(axis=1).square() - factors.square().sum(axis=1))
+        return self.bias + rows[:, :, 0].sum(axis=1) + pairs.sum(axis=1)
 
 
-def custom_model() -> nn.Module:
+def custom_model() -> nn.Layer:
     return Clicks()
 
 
-def loss(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
+def loss(labels: paddle.Tensor, predictions: paddle.Tensor) -> paddle.Tensor:
     return nn.functional.binary_cross_entropy_with_logits(predictions, labels)
 
 
-def optimizer(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.02)
+def optimizer(parameters: Iterable[paddle.Tensor]) -> paddle.optimizer.Optimizer:
+    return paddle.optimizer.Adam(0.02, parameters=parameters)
 
 
 def ids_of(column: Any) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ May import the broker of the tests. Every wait has a limit.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -101,6 +102,8 @@ class Website:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
+                # So small a model gains nothing by more threads.
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import paddle
 from confluent_kafka import Producer
 from numpy.typing import NDArray
 
 from backstay.errors import CheckpointNotFound, InvalidRequest
 from backstay.job.metrics import auc
 from backstay.serving import Follower
-from backstay.trainer.torch.inference import load_for_inference
+from backstay.trainer.paddle.inference import load_for_inference
 from examples.online.model import FIELDS, ids_of
 from examples.online.world import Visits, World
 
@@ -99,9 +99,9 @@ class Models:
 
     def scores(self, visits: Visits) -> dict[str, NDArray[Any]]:
         """Return what each model that is there says of visits."""
-        ids = torch.from_numpy(ids_of(lambda name: getattr(visits, name)))
+        ids = paddle.to_tensor(ids_of(lambda name: getattr(visits, name)))
         models = {"follower": self.followed, "frozen": self.frozen}
-        with torch.no_grad():
+        with paddle.no_grad():
             return {name: one(ids).numpy() for name, one in models.items() if one is not None}
 
     def close(self) -> None:
@@ -243,7 +243,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0, help="visits a second")
     parser.add_argument("--window", type=int, default=10_000, help="visits that an AUC is of")
     parser.add_argument("--seed", type=int, default=0)
-    torch.set_num_threads(1)
     tell(run(parser.parse_args()))
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("confluent_kafka")
-pytest.importorskip("torch")
+pytest.importorskip("paddle")
 
 from tests.kafka.broker import require_kafka
 
-pytestmark = pytest.mark.torch
+pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = "examples/online/demo.py"
 

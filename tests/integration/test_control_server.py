@@ -122,9 +122,10 @@ def test_a_service_may_be_added_while_the_server_runs(token: str | None) -> None
             stub = job_pb2_grpc.JobServiceStub(channel)
             with pytest.raises(ServerUnavailable, match="not yet"), rpc.mapped_errors("there"):
                 await stub.Leave(NOBODY, timeout=LIMIT_S)
+            # Its requests never end. The channel sends the token with single requests only.
+            shown = [(rpc.AUTHORIZATION_KEY, rpc.bearer(token))] if token else []
             with pytest.raises(ServerUnavailable, match="not yet"), rpc.mapped_errors("there"):
-                # Its requests never end.
-                await anext(aiter(stub.CallStream(timeout=LIMIT_S)))
+                await anext(aiter(stub.CallStream(timeout=LIMIT_S, metadata=shown)))
             other = job_pb2_grpc.JobServiceStub(channel)
             job_pb2_grpc.add_JobServiceServicer_to_server(Service(), server.services)  # type: ignore[abstract]
             await other.Leave(NOBODY, timeout=LIMIT_S)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from importlib.metadata import Distribution, distribution
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -21,7 +22,7 @@ from packaging.requirements import Requirement
 from tests.kubernetes.build import cache_folder, prune
 from tests.kubernetes.images import ImageConfig, Layer, write_image
 
-__all__ = ["FRAMEWORKS_FOLDER", "IMAGE", "USER_ID", "backstay_image", "frameworks"]
+__all__ = ["FRAMEWORKS_FOLDER", "IMAGE", "USER_ID", "add_package", "backstay_image", "frameworks"]
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "localhost/backstay:test"
@@ -140,7 +141,7 @@ def _add_requirements(layer: Layer, setup: configparser.ConfigParser) -> None:
                 continue
             done.add(wanted)
             package = distribution(requirement.name)
-            _add_package(layer, package)
+            add_package(layer, package)
             needs = [Requirement(line) for line in package.requires or ()]
             waiting += [need for need in needs if _applies(need, extra)]
 
@@ -149,7 +150,8 @@ def _applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
-def _add_package(layer: Layer, package: Distribution) -> None:
+def add_package(layer: Layer, package: Distribution) -> None:
+    """Copy the files of an installed package, and what Python has compiled of them."""
     for file in package.files or ():
         parts = set(file.parts)
         if ".." in parts or parts & LEFT_OUT or str(file).startswith(UNUSED):
@@ -157,6 +159,11 @@ def _add_package(layer: Layer, package: Distribution) -> None:
         source = Path(str(package.locate_file(file)))
         if source.is_file():
             layer.file(f"{PACKAGES_FOLDER}/{file}", source)
+        # uv compiles a module, and does not list what comes of it.
+        compiled = Path(cache_from_source(source))
+        if source.suffix == ".py" and compiled.is_file():
+            name = file.parent / compiled.parent.name / compiled.name
+            layer.file(f"{PACKAGES_FOLDER}/{name}", compiled)
 
 
 def _add_backstay(layer: Layer, setup: configparser.ConfigParser) -> None:

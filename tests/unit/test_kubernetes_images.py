@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import py_compile
 import tarfile
+from importlib.metadata import PathDistribution
+from importlib.util import cache_from_source
 from pathlib import Path
 
+from tests.kubernetes.backstay_image import add_package
 from tests.kubernetes.images import ImageConfig, Layer, write_image
 
 
@@ -76,3 +80,21 @@ def test_a_tree_leaves_out_what_it_is_told(tmp_path: Path) -> None:
     layer = Layer()
     layer.tree("opt", tmp_path, lambda path: path.name == "tests")
     assert layer.sources() == [tmp_path / "kept" / "file"]
+
+
+def test_compiled_modules_come_along_with_their_package(tmp_path: Path) -> None:
+    # As uv installs a package: it compiles modules, and RECORD does not tell.
+    package, module = tmp_path / "small-1.dist-info", tmp_path / "small.py"
+    package.mkdir()
+    (package / "RECORD").write_text("small.py,,\n")
+    module.write_text("")
+    py_compile.compile(str(module))
+    layer = Layer()
+    add_package(layer, PathDistribution(package))
+    file = io.BytesIO()
+    layer.write(file)
+    file.seek(0)
+    with tarfile.open(fileobj=file) as tar:
+        files = [member.name for member in tar if member.isfile()]
+    compiled = Path(cache_from_source(module)).name
+    assert files == ["opt/backstay/small.py", f"opt/backstay/__pycache__/{compiled}"]

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 
+from backstay.backoff import Backoff
 from backstay.checkpoint.chain import Followed
 from backstay.checkpoint.manifest import Manifest, number_of
 from backstay.checkpoint.storage import ExportFolder
@@ -31,8 +32,7 @@ __all__ = ["TopicPublisher"]
 
 # So often the folder is looked at, if nobody tells of a new element.
 LOOK_S = 1.0
-PAUSE_FIRST_S = 0.5
-PAUSE_MAX_S = 10.0
+RETRY = Backoff(first_s=0.5, longest_s=10.0)
 # So much of increments one transaction takes: what has gathered while the topic was away.
 TOGETHER_BYTES = 64 * 2**20
 TOGETHER_MAX = 100
@@ -82,7 +82,7 @@ class TopicPublisher:
         await asyncio.to_thread(self._thread.join, CLOSE_S)
 
     def _run(self) -> None:
-        pause_s = PAUSE_FIRST_S
+        retries = RETRY.begin()
         while not self._stop.is_set():
             before = self._number
             try:
@@ -94,8 +94,9 @@ class TopicPublisher:
             except Exception as error:  # noqa: BLE001
                 # Whatever the client or a storage raises: it must not end the node.
                 self._fail(text_of(error))
-                pause_s = PAUSE_FIRST_S if self._number > before else min(2 * pause_s, PAUSE_MAX_S)
-                self._stop.wait(pause_s)
+                if self._number > before:
+                    retries.reset()
+                self._stop.wait(retries.next_s())
 
     def _session(self) -> None:
         """Write elements until this is not wanted any more.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.errors import InvalidRequest, LimitExceeded
+from backstay.errors import InvalidRequest, LimitExceeded, text_of
 
 __all__ = ["Metric", "RoundOutputs", "TaskOutputs"]
 
@@ -139,7 +139,7 @@ class RoundOutputs:
                 try:
                     results[name] = float(metric(all_labels, all_predictions))
                 except (InvalidRequest, ValueError, TypeError) as error:
-                    self._problems[name] = str(error) or type(error).__name__
+                    self._problems[name] = text_of(error)
         return results
 
     def _means(self, ordered: list[TaskOutputs]) -> dict[str, float]:

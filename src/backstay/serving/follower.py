@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import ServedTables
+from backstay.backoff import Backoff, Retries
 from backstay.checkpoint.chain import Followed, Step, after_delta, after_full, begins_anew
 from backstay.checkpoint.manifest import NO_PART, Manifest, kind_of, number_of
 from backstay.checkpoint.storage import ExportFolder
@@ -119,7 +120,8 @@ class Follower:
         # Elements that were looked at and are not taken, as long as the chain is this one.
         self._passed: set[str] = set()
         # Elements that were no use, each with when to try it again.
-        self._tried: dict[str, tuple[float, float]] = {}
+        self._tried: dict[str, tuple[float, Retries]] = {}
+        self._backoff = Backoff(min(2 * poll_s, RETRY_S_MAX), RETRY_S_MAX)
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="backstay-follower", daemon=True)
@@ -330,8 +332,7 @@ class Follower:
 
     def _read(self, name: str) -> tuple[Manifest | None, str]:
         """Return an element if it is whole, and what is wrong with it."""
-        due_s, _ = self._tried.get(name, (0.0, 0.0))
-        if time.monotonic() < due_s:
+        if name in self._tried and time.monotonic() < self._tried[name][0]:
             return None, self._trouble
         try:
             return self._folder.read(name), ""
@@ -340,9 +341,8 @@ class Follower:
             return None, text_of(error)
 
     def _try_later(self, name: str) -> None:
-        _, pause_s = self._tried.get(name, (0.0, self._poll_s))
-        pause_s = min(2 * pause_s, RETRY_S_MAX)
-        self._tried[name] = time.monotonic() + pause_s, pause_s
+        _, retries = self._tried.get(name, (0.0, self._backoff.begin()))
+        self._tried[name] = time.monotonic() + retries.next_s(), retries
 
     def _take(self, step: Step, snapshot: Manifest) -> str:
         """Make the next version of an element and serve it; return what is wrong with it."""
