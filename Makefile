@@ -1,6 +1,6 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
 # Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
-# SEED, MINUTES, JOB_MINUTES and STREAM_MINUTES (of chaos), EXPERIMENTS_ARGS.
+# SEED, MINUTES, JOB_MINUTES and STREAM_MINUTES (of chaos), EXPERIMENTS_ARGS, MUTANTS_ARGS.
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -15,6 +15,7 @@ MINUTES ?= 3
 JOB_MINUTES ?= 0.75
 STREAM_MINUTES ?= 0.75
 EXPERIMENTS_ARGS ?=
+MUTANTS_ARGS ?=
 DIST ?= dist
 
 VENV := .venv
@@ -28,7 +29,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo demo-online test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench experiments fuzz docs proto wheel clean check-tools sim
+.PHONY: help venv install demo demo-online test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt mutants bench experiments fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +110,9 @@ fmt: install  ## format Python and Rust
 	$(BIN)/ruff check --select I --fix .
 	$(BIN)/ruff format .
 	$(CARGO) fmt --all
+
+mutants: install  ## plant each known fault in a copy and say which the tests miss; MUTANTS_ARGS="--share 0.1 --seed X", --list, --only WORDS
+	$(BIN)/python -m tools.mutants $(MUTANTS_ARGS)
 
 bench: install  ## measure, beside the bare ceiling and the peers that are installed
 	$(BIN)/python -m bench

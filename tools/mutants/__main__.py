@@ -13,12 +13,13 @@ import argparse
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.mutants.faults import chosen, read_faults
+from tools.mutants.faults import chosen, read_faults, why_stale
 from tools.mutants.trial import LIMIT_S, Result, Trials, copy_project
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 def main() -> int:
     """Run the command; the exit code is 1 unless each fault is caught."""
     options = _options()
-    faults = chosen(read_faults(), options.only, options.share, options.seed)
+    known = read_faults()
+    faults = chosen(known, options.only, options.share, options.seed)
     if options.list:
         for fault in faults:
             print(f"{fault.area}: {fault.name} ({fault.file})\n    breaks: {fault.breaks}")
@@ -36,12 +38,23 @@ def main() -> int:
     name = f"backstay-mutants-{zlib.crc32(str(root).encode()):08x}"
     copy = options.copy or Path(tempfile.gettempdir()) / name
     target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
+    # Of all faults, for it takes no time.
+    results = [Result(fault, "stale", why) for fault in known if (why := why_stale(fault, root))]
+    for result in results:
+        _show(result, "-")
+    begun_s = time.monotonic()
     copy_project(root, copy)
     try:
-        trials, results = Trials(copy, target, options.limit), []
+        trials = Trials(copy, target, options.limit)
         for number, fault in enumerate(faults, 1):
-            results.append(trials.of(fault))
-            _show(results[-1], f"{number}/{len(faults)}")
+            if time.monotonic() - begun_s > 60 * options.minutes:
+                print(
+                    f"{len(faults) - number + 1} are left out: {options.minutes:g} minutes are over"
+                )
+                break
+            if not why_stale(fault, root):
+                results.append(trials.of(fault))
+                _show(results[-1], f"{number}/{len(faults)}")
         confirmed = trials.confirmed(results)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
@@ -59,6 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=1.0, help="0.1 plants every tenth")
     parser.add_argument("--seed", default="", help="which ones --share chooses: any text")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for the tests of one")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no fault after so many")
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout of the project")
     parser.add_argument("--copy", type=Path, help="the folder of the copy; it is removed")
     return parser.parse_args()

@@ -18,13 +18,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Fault", "Stale", "chosen", "plant", "read_faults"]
+__all__ = ["Fault", "chosen", "read_faults", "why_stale"]
 
 FAULTS_FOLDER = Path(__file__).parent
-
-
-class Stale(Exception):
-    """The code has moved on: the text of a fault is not in its file, or not just once."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +90,10 @@ def chosen(faults: Sequence[Fault], words: str, share: float, seed: str) -> list
     return [found[number] for number in sorted(drawn)]
 
 
-def plant(fault: Fault, content: str) -> str:
-    """Return the content of a fault's file with the fault in it.
-
-    Raises:
-        Stale: The text to be replaced is not there, or more than once.
-    """
-    count = content.count(fault.before)
-    if count != 1:
-        raise Stale(f"{fault.file} has the text {count} times: {fault.before.strip()[:80]!r}")
-    return content.replace(fault.before, fault.after)
+def why_stale(fault: Fault, root: Path) -> str:
+    """Return why a fault cannot be planted in a project, for the code has moved on; else empty."""
+    try:
+        count = (root / fault.file).read_text(encoding="utf-8").count(fault.before)
+    except FileNotFoundError:
+        return f"there is no {fault.file}"
+    return "" if count == 1 else f"{count} times in {fault.file}: {fault.before.strip()[:80]!r}"

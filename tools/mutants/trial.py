@@ -18,14 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tools.mutants.faults import Fault, Stale, plant
+from tools.mutants.faults import Fault, why_stale
 
-__all__ = ["Result", "Trials", "Verdict", "copy_project"]
+__all__ = ["LIMIT_S", "Result", "Trials", "Verdict", "copy_project"]
 
 Verdict = Literal["caught", "missed", "stale", "broken"]
 
 # None of these belongs to the sources. The binding (src/backstay/*.so) is copied.
 LEFT_OUT = (".git", ".venv", "target", "build", "dist", "site", "__pycache__", ".*_cache")
+PLUGIN_FOLDER = Path(__file__).parent / "plugin"
 MARKERS = "not slow and not chaos and not kubernetes"
 PYTEST_FAILED = 1
 NO_TESTS = 5
@@ -99,13 +100,11 @@ class Trials:
     def of(self, fault: Fault) -> Result:
         """Plant a fault, run its tests, and put the file right again."""
         begun_s = time.monotonic()
+        if why := why_stale(fault, self._copy):
+            return Result(fault, "stale", why)
         path = self._copy / fault.file
-        try:
-            right = path.read_text(encoding="utf-8")
-            wrong = plant(fault, right)
-        except (FileNotFoundError, Stale) as error:
-            return Result(fault, "stale", str(error))
-        _write(path, wrong)
+        right = path.read_text(encoding="utf-8")
+        _write(path, right.replace(fault.before, fault.after))
         try:
             found = self._pytest(fault) if fault.pytest else self._cargo(fault)
         finally:
@@ -173,7 +172,8 @@ class Trials:
             # The same examples and the same order of sets each time.
             "CI": "true",
             "PYTHONHASHSEED": "0",
-            "PYTHONPATH": str(self._copy / "src"),
+            "PYTHONPATH": os.pathsep.join(map(str, (self._copy / "src", PLUGIN_FOLDER))),
+            "PROPTEST_MAX_SHRINK_ITERS": "0",
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         process = subprocess.Popen(
@@ -199,7 +199,8 @@ class Trials:
         return _Run(process.returncode, output, failed)
 
 
-_PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", MARKERS, "-p", "no:cacheprovider"]
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", MARKERS]
+_PYTEST += ["-p", "no:cacheprovider", "-p", "no_shrinking"]
 
 
 def _write(path: Path, content: str) -> None:

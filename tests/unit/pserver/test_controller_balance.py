@@ -383,3 +383,11 @@ def test_a_view_that_was_written_in_part_is_brought_to_the_routing() -> None:
     assert sorted(view) == [(0, 0), (0, 1)]
     assert {one.node: one.status for one in view.values()} == {"ps-1": "master", "ps-2": "in_sync"}
     assert shard_changes(view, routing, time=5.0) == ShardChanges((), ())
+
+
+def test_slots_on_the_move_count_among_those_that_may_move_at_once() -> None:
+    records = replace(settled(cluster(3)), members=members(*map(member, range(4))), moves_at_once=2)
+    for _ in range(3):
+        # No report says that a copy is there.
+        records = after(records)
+        assert catching_up(records) == 2
