@@ -1,10 +1,12 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
-# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
+# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, WORKERS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
 # SEED, MINUTES, JOB_MINUTES and STREAM_MINUTES (of chaos), EXPERIMENTS_ARGS, MUTANTS_ARGS.
 
 PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
+# Processes that run the tests of `make test` side by side; auto: two for each core.
+WORKERS ?= auto
 SEEDS ?= 1000
 FIRST_SEED ?= 0
 TRACE ?=
@@ -23,6 +25,13 @@ BIN := $(VENV)/bin
 # Cargo asks this interpreter about Python when it builds the binding. Always the same one:
 # another answer would rebuild everything.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
+
+# A test starts hundreds of Python processes: they read compiled modules, wherever this comes from.
+unexport PYTHONDONTWRITEBYTECODE
+
+# A file is run by one worker, which keeps its fixtures. Long tests come first, short ones fill up.
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -name '*.toml' \) -print) \
 	Cargo.toml $(wildcard Cargo.lock)
@@ -68,24 +77,24 @@ demo-online: install  ## learn from a topic of Kafka and serve meanwhile, some m
 
 test: install  ## run the tests: Rust, then Python (some minutes)
 	$(CARGO) test -p backstay-core -p backstay-net
-	$(BIN)/python -m pytest -m "not slow and not chaos and not kubernetes" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not chaos and not kubernetes and not gates" $(SIDE_BY_SIDE) $(WORKERS) $(PYTEST_ARGS)
 
-test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs
-	$(BIN)/python -m pytest -m "slow and not chaos and not kubernetes" $(PYTEST_ARGS)
+test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs; all examples of properties
+	EXAMPLES=all $(PYTEST) -m "(slow or hypothesis) and not chaos and not kubernetes" $(SIDE_BY_SIDE) 2 $(PYTEST_ARGS)
 
 test-chaos: install  ## run the tests that kill, stop and cut off processes; they need a quiet machine
-	$(BIN)/python -m pytest -m "chaos and not kubernetes" $(PYTEST_ARGS)
+	$(PYTEST) -m "chaos and not kubernetes" $(SIDE_BY_SIDE) 2 $(PYTEST_ARGS)
 
 kubernetes-cluster:  ## build the Kubernetes cluster of test-kubernetes, once, into a cache outside of this folder
 	$(PYTHON) -m tests.kubernetes.build
 
 test-kubernetes: install kubernetes-cluster  ## run the tests on a real Kubernetes cluster on this machine; needs root
-	$(BIN)/python -m pytest -m "kubernetes and not chaos" $(PYTEST_ARGS)
+	$(PYTEST) -m "kubernetes and not chaos" $(PYTEST_ARGS)
 	# Where `make test` found no kubectl it left these out; now there is one.
-	$(BIN)/python -m pytest tests/unit/test_deploy_kubernetes.py $(PYTEST_ARGS)
+	$(PYTEST) tests/unit/test_deploy_kubernetes.py $(PYTEST_ARGS)
 
 test-kubernetes-faults: install kubernetes-cluster  ## run the long tests on that cluster: faults, jobs that grow and shrink, schedules
-	$(BIN)/python -m pytest -m "kubernetes and chaos" $(PYTEST_ARGS)
+	$(PYTEST) -m "kubernetes and chaos" $(PYTEST_ARGS)
 
 chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, then those of jobs for JOB_MINUTES, of streams for STREAM_MINUTES
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
@@ -95,16 +104,16 @@ chaos: install  ## kill, pause and cut off real processes at random for MINUTES 
 sim: install  ## run SEEDS simulated clusters from FIRST_SEED on; TRACE=1 tells everything that happens
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(if $(TRACE),--trace)
 
-lint: install  ## run every gate: style, types, layers, stubs, sizes, generated code
+lint: install  ## run every gate: style, types, layers, stubs, generated code, docs that name what exists
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/size_ratchet.py
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python -m mypy.stubtest backstay._native --mypy-config-file pyproject.toml
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(PYTEST) -m "gates and not slow" $(PYTEST_ARGS)
 
 fmt: install  ## format Python and Rust
 	$(BIN)/ruff check --select I --fix .

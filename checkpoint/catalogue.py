@@ -33,7 +33,7 @@ class Entry:
     @property
     def rows(self) -> int:
         """Rows in its own parts, of all tables; 0 if its manifest is damaged."""
-        return 0 if self.manifest is None else int(self.manifest.slots.rows.sum())
+        return 0 if self.manifest is None else self.manifest.rows
 
 
 def catalogue(storage: CheckpointStorage) -> list[Entry]:

@@ -19,7 +19,6 @@ from backstay.json_record import JsonRecord
 __all__ = [
     "DOCUMENT_BYTES_MAX",
     "FileEntry",
-    "check_fields",
     "checksum_of",
     "parse_json",
     "parse_object",
@@ -94,22 +93,6 @@ def parse_json(text: str | bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidRequest("not a JSON object")
     return document
-
-
-def check_fields(
-    what: str, value: object, expected: Mapping[str, tuple[type, ...]]
-) -> dict[str, Any]:
-    """Return a JSON object, after a check that it has exactly these fields, of these types.
-
-    Raises:
-        InvalidRequest: It has not; ``what`` names it in the message.
-    """
-    if not isinstance(value, dict) or value.keys() != expected.keys():
-        raise InvalidRequest(f"{what} must be an object with the fields {', '.join(expected)}")
-    for name, kinds in expected.items():
-        if type(value[name]) not in kinds:
-            raise InvalidRequest(f"{what}: {name} is not of type {kinds[0].__name__}")
-    return value
 
 
 def _compact(document: Mapping[str, object]) -> str:

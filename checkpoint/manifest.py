@@ -1,10 +1,11 @@
-"""The manifest: what a checkpoint consists of, and how its slots are spread over its parts.
+"""The manifest: what a snapshot consists of, and how its slots are spread over its parts.
 
-A value: frozen, checked when made. Its JSON form is ``manifest.json`` of
-docs/reference/checkpoint-format.md. It comes from a disk or an object store that any program may
-have written to, so that nothing in it is believed before it is checked: names, sizes, numbers,
-and that they agree with each other. Imports ``checkpoint.documents``,
-``backstay.errors``, ``backstay.tables`` and the native hash of names; never does I/O.
+A checkpoint and a running export are each a chain of snapshots: a full one has all rows, a delta
+those that changed since. One record describes them all; docs/reference/checkpoint-format.md has its
+two JSON forms. A manifest comes from a disk or an object store that any program may have written
+to, so nothing in it is believed before it is checked: names, sizes, numbers, and that they agree
+with each other. Imports ``checkpoint.documents``, ``json_record``, ``backstay.errors``,
+``backstay.tables`` and the native hash of names; never does I/O.
 """
 
 from __future__ import annotations
@@ -12,120 +13,159 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import table_id
-from backstay.checkpoint.documents import check_fields, parse_object, write_object
+from backstay.checkpoint.documents import parse_object, write_object
 from backstay.errors import CheckpointDamaged, ConfigError, InvalidRequest
+from backstay.json_record import NUMBER_MAX, Count, JsonRecord, Positive
 from backstay.tables import TableSpec
 
 __all__ = [
-    "FORMAT",
     "MANIFEST_FILE",
+    "NO_PART",
+    "ExportChoice",
     "Kind",
     "Manifest",
     "Part",
+    "Prefix",
+    "Series",
     "SlotEntries",
     "check_part_name",
     "is_id",
+    "kind_of",
     "new_id",
     "number_of",
 ]
 
-Kind: TypeAlias = Literal["full", "incremental"]
+Kind: TypeAlias = Literal["full", "delta"]
+# Snapshots of a kind of chain have an order of their own: one folder may hold both.
+Series: TypeAlias = Literal["checkpoint", "export"]
+Prefix: TypeAlias = Literal["ckpt", "base", "inc"]
 
-FORMAT = 2
 MANIFEST_FILE = "manifest.json"
 SLOT_COUNT_MAX = 2**20
 PART_COUNT_MAX = 2**20
 TABLE_COUNT_MAX = 10_000
 TAG_COUNT_MAX = 1_000
 TEXT_LENGTH_MAX = 1_000
-# What a JSON reader in any language keeps exactly as a signed 64-bit number.
-NUMBER_MAX = 2**63 - 1
 ID_NUMBER_MAX = 10**12 - 1
+# The index of the part of a slot that has nothing to tell.
+NO_PART = -1
 
-_ID = re.compile(r"ckpt-([0-9]{6,12})-[0-9a-f]{6}", re.ASCII)
+_ID = re.compile(r"(ckpt|base|inc)-([0-9]{6,12})-[0-9a-f]{6}", re.ASCII)
+_SERIES: Mapping[str, Series] = {"ckpt": "checkpoint", "base": "export", "inc": "export"}
+_KINDS: Mapping[str, Kind] = {"base": "full", "inc": "delta"}
 _PART_NAME = re.compile(r"part-[0-9a-z]{1,32}-[0-9]{4,8}\.safetensors", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_CREATED = re.compile(
-    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)",
-    re.ASCII,
-)
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)", re.ASCII)
 
 
-def new_id(number: int, random_hex: str) -> str:
-    """Return the id of a new checkpoint.
+def new_id(number: int, random_hex: str, prefix: Prefix = "ckpt") -> str:
+    """Return the id of a new snapshot, the name of its folder.
 
     Args:
-        number: Above those of all checkpoints before it; 0 to 10^12 - 1.
+        number: Above those of all snapshots before it; 0 to 10^12 - 1.
         random_hex: Six hexadecimal digits, so that two that are begun at once differ.
+        prefix: ``ckpt`` of a checkpoint; ``base`` or ``inc`` of a full snapshot or a delta of an
+            export.
 
     Raises:
         InvalidRequest: An argument is not of that kind.
     """
-    checkpoint_id = f"ckpt-{number:06d}-{random_hex}"
-    if not is_id(checkpoint_id):
+    text = f"{prefix}-{number:06d}-{random_hex}"
+    if not is_id(text):
         raise InvalidRequest(
-            f"checkpoint id {checkpoint_id!r}: the number must be 0 to {ID_NUMBER_MAX}, "
+            f"checkpoint id {text!r}: the number must be 0 to {ID_NUMBER_MAX}, "
             "followed by six hexadecimal digits"
         )
-    return checkpoint_id
+    return text
 
 
-def is_id(text: str) -> bool:
-    """Return whether a string is the id of a checkpoint, and so safe as the name of a folder."""
-    found = _ID.fullmatch(text)
+def is_id(text: str, series: Series | None = None) -> bool:
+    """Return whether a string is the id of a snapshot, and so safe as the name of a folder.
+
+    Args:
+        text: The string.
+        series: Of which the snapshot must be; None: of any.
+    """
+    fits = _ID.fullmatch(text)
     # A number is written in one way only: two ids of one number then differ in their digits.
-    return found is not None and f"{int(found[1]):06d}" == found[1]
+    if fits is None or f"{int(fits[2]):06d}" != fits[2]:
+        return False
+    return series in (None, _SERIES[fits[1]])
 
 
-def number_of(checkpoint_id: str) -> int:
+def number_of(snapshot_id: str) -> int:
     """Return the number in an id.
 
     Raises:
-        InvalidRequest: It is no id.
+        InvalidRequest: The text is no id.
     """
-    found = _ID.fullmatch(checkpoint_id)
-    if found is None or not is_id(checkpoint_id):
-        raise InvalidRequest(f"{checkpoint_id!r} is no checkpoint id, such as ckpt-000007-3fa9c1")
-    return int(found[1])
+    if not is_id(snapshot_id):
+        raise InvalidRequest(
+            f"{snapshot_id!r} is no checkpoint id, such as ckpt-000007-3fa9c1, and no id of a "
+            "snapshot of an export, such as inc-000124-3fa9c1"
+        )
+    return int(snapshot_id.split("-")[1])
+
+
+def kind_of(snapshot_id: str) -> Kind | None:
+    """Return what an id of an export's snapshot says of its kind; None of every other text."""
+    return _KINDS.get(snapshot_id.partition("-")[0]) if is_id(snapshot_id, "export") else None
 
 
 def check_part_name(name: str) -> None:
     """Refuse what is not the name of a part: above all anything that leads out of its folder.
 
     Raises:
-        InvalidRequest: It is not.
+        InvalidRequest: The name is not.
     """
     if not _PART_NAME.fullmatch(name):
         raise InvalidRequest(f"{name!r} is no part's name, such as part-6b1f0c2a-0000.safetensors")
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(JsonRecord, what="part"):
     """One file of rows.
 
     Attributes:
-        file: Its name in the checkpoint's folder.
+        file: Its name in the snapshot's folder.
         bytes: Its length.
         sha256: Of its content, in hex.
     """
 
     file: str
-    bytes: int
+    bytes: Positive
     sha256: str
 
     def __post_init__(self) -> None:
+        """Refuse a name that leads elsewhere, and what is no length or checksum."""
         check_part_name(self.file)
         _check_number(f"bytes of {self.file}", self.bytes, 1)
         if not _SHA256.fullmatch(self.sha256):
             raise InvalidRequest(f"sha256 of {self.file} is not 64 hexadecimal digits")
+
+
+@dataclass(frozen=True)
+class ExportChoice(JsonRecord, what="choice of an export"):
+    """Which rows and columns an export has; a checkpoint has all.
+
+    Attributes:
+        tables: Names of its tables, sorted.
+        statistics: Whether the statistics of rows go with their weights.
+        score_at_least: The lowest score of a row, in tables whose lifetime uses one; None: any.
+    """
+
+    tables: tuple[str, ...]
+    statistics: bool = False
+    score_at_least: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +173,13 @@ class SlotEntries:
     """Where each slot is and what it holds; arrays of [slot_count], read-only.
 
     Attributes:
-        part: int64, index into the manifest's parts.
+        part: int64, index into the manifest's parts; ``NO_PART``: nothing is told of the slot.
         position: uint64, how many pushes the slot has applied.
-        epoch: uint64, the routing version at which it began.
-        whole: bool, all its rows are there; else those changed since the base.
+        epoch: uint64, the routing version at which its content began.
+        whole: bool, all its rows are there; else those changed since ``since``.
         rows: uint64, rows of it in its part, of all tables together.
+        since: uint64, the position at which the changes begin, 0 if the slot is whole. None of a
+            checkpoint: they begin at the position in its base.
     """
 
     part: NDArray[np.int64]
@@ -145,10 +187,13 @@ class SlotEntries:
     epoch: NDArray[np.uint64]
     whole: NDArray[np.bool_]
     rows: NDArray[np.uint64]
+    since: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _SLOT_TYPES.items():
-            values: NDArray[Any] = np.array(getattr(self, name), dtype=kind)
+            if (given := getattr(self, name)) is None:
+                continue
+            values: NDArray[Any] = np.array(given, dtype=kind)
             if values.ndim != 1 or len(values) != len(self.part):
                 raise InvalidRequest(f"slots.{name} does not have one entry for each slot")
             values.setflags(write=False)
@@ -162,13 +207,20 @@ class SlotEntries:
         """Compare the content."""
         if not isinstance(other, SlotEntries):
             return NotImplemented
-        return all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in _SLOT_TYPES
-        )
+        return self.to_lists() == other.to_lists()
 
     def __hash__(self) -> int:
         """Agree with ``__eq__``."""
         return hash(self.position.tobytes())
+
+    def to_lists(self) -> dict[str, list[int]]:
+        """Return the lists of the JSON form."""
+        given = {name: getattr(self, name) for name in _SLOT_TYPES}
+        return {
+            name: values.astype(np.int64).tolist()
+            for name, values in given.items()
+            if values is not None
+        }
 
 
 _SLOT_TYPES: Mapping[str, type] = {
@@ -177,45 +229,66 @@ _SLOT_TYPES: Mapping[str, type] = {
     "epoch": np.uint64,
     "whole": np.bool_,
     "rows": np.uint64,
+    "since": np.uint64,
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything that is said of a checkpoint outside its parts.
+    """Everything that is said of a snapshot outside its parts.
+
+    A checkpoint has optimizer state, streams and the progress of trainers, and every slot. An
+    export has what it chooses, and may leave slots out.
 
     Attributes:
         id: The name of its folder.
-        kind: "full", or "incremental": only what changed since ``base``.
-        base: The id of the checkpoint that it adds to; None if full.
+        base: None: it is full. Of a delta: a checkpoint's adds to this snapshot; an export's to
+            this full one and the deltas since.
         cluster: The name of the cluster that wrote it.
         cluster_uid: What tells that cluster from others of the same name, hexadecimal.
-        created: When it was begun: ISO 8601, UTC.
-        routing_version: Of the cluster when it was begun.
-        generation: The same.
-        tables: Descriptions of all tables.
+        generation: Of the cluster's rows when it was begun.
+        begun: Unix time at which it was begun: it has every push that was acknowledged before, in
+            all slots but for ``left_out``.
+        tables: Descriptions of its tables.
         parts: Its files; each holds some slots.
         slots: One entry for each slot.
-        tags: What the caller noted: strings and numbers.
-        progress: The trainers' progress; kept, not looked at.
+        choice: Which rows and columns an export has; None: a checkpoint.
+        routing_version: Of the cluster when a checkpoint was begun.
+        tags: What the caller of a checkpoint noted: strings and numbers.
+        progress: The trainers' progress in a checkpoint; kept, not looked at.
+        run: Random: which start of an export it is of.
+        chain: The full snapshot that an export's chain began with. Those of other chains do not
+            fit.
+        reason: Why that chain began.
+        every_s: Seconds from one delta of an export to the next.
+        left_out: Slots of an export whose master did not answer: the next delta has their changes.
+        base_bytes: Of the parts of the newest full snapshot of an export.
+        bytes_since_base: Of the parts of all deltas since, with its own.
 
     Raises:
         InvalidRequest: It contradicts itself; the message names the first thing that is wrong.
     """
 
     id: str
-    kind: Kind
     base: str | None
     cluster: str
     cluster_uid: str
-    created: str
-    routing_version: int
     generation: int
+    begun: float
     tables: tuple[TableSpec, ...]
     parts: tuple[Part, ...]
     slots: SlotEntries
+    choice: ExportChoice | None = None
+    routing_version: int = 0
     tags: Mapping[str, str | int | float] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
+    run: str = ""
+    chain: str = ""
+    reason: str = ""
+    every_s: float = 0.0
+    left_out: tuple[int, ...] = ()
+    base_bytes: int = 0
+    bytes_since_base: int = 0
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -225,9 +298,30 @@ class Manifest:
         _check_tags(self.tags)
 
     @property
+    def kind(self) -> Kind:
+        """Whether it has all rows, or those that changed."""
+        return "full" if self.base is None else "delta"
+
+    @property
+    def series(self) -> Series:
+        """What it is a snapshot of."""
+        return "checkpoint" if self.choice is None else "export"
+
+    @property
     def number(self) -> int:
-        """The number in its id."""
+        """Its place in the order of its series."""
         return number_of(self.id)
+
+    @property
+    def newest_full(self) -> str:
+        """The id of the newest full snapshot that was whole when an export's was begun."""
+        return self.base or self.id
+
+    @property
+    def created(self) -> str:
+        """When it was begun: ISO 8601, UTC."""
+        begun = datetime.fromtimestamp(self.begun, timezone.utc)
+        return begun.isoformat(timespec="milliseconds")
 
     @property
     def slot_count(self) -> int:
@@ -239,17 +333,22 @@ class Manifest:
         """Length of all parts together."""
         return sum(part.bytes for part in self.parts)
 
+    @property
+    def rows(self) -> int:
+        """Rows in its parts, of all tables together."""
+        return int(self.slots.rows.sum())
+
     def table(self, name: str) -> TableSpec:
         """Return the description of a table.
 
         Raises:
-            InvalidRequest: The checkpoint has none of that name.
+            InvalidRequest: The snapshot has none of that name.
         """
         for spec in self.tables:
             if spec.name == name:
                 return spec
-        known = ", ".join(spec.name for spec in self.tables) or "none"
-        raise InvalidRequest(f"checkpoint {self.id} has no table {name!r}; it has: {known}")
+        names = ", ".join(spec.name for spec in self.tables) or "none"
+        raise InvalidRequest(f"checkpoint {self.id} has no table {name!r}; it has: {names}")
 
     def to_json(self) -> str:
         """Return ``manifest.json``, its checksum included.
@@ -257,31 +356,39 @@ class Manifest:
         Raises:
             InvalidRequest: ``progress`` or ``tags`` hold what JSON has no form for.
         """
+        specs = [json.loads(spec.to_json()) for spec in self.tables]
         document: dict[str, Any] = {
-            "format": FORMAT,
             "id": self.id,
-            "kind": self.kind,
-            "base": self.base,
             "cluster": self.cluster,
             "cluster_uid": self.cluster_uid,
-            "created": self.created,
-            "routing_version": self.routing_version,
             "generation": self.generation,
-            "slot_count": self.slot_count,
-            "tables": [
-                {"id": table_id(spec.name), "spec": json.loads(spec.to_json())}
-                for spec in self.tables
-            ],
-            "parts": [
-                {"file": part.file, "bytes": part.bytes, "sha256": part.sha256}
-                for part in self.parts
-            ],
-            "slots": {
-                name: getattr(self.slots, name).astype(np.int64).tolist() for name in _SLOT_TYPES
-            },
-            "tags": dict(self.tags),
-            "progress": dict(self.progress),
+            "parts": [asdict(part) for part in self.parts],
+            "slots": self.slots.to_lists(),
         }
+        if self.choice is None:
+            document |= {
+                "format": 2,
+                "kind": "full" if self.base is None else "incremental",
+                "base": self.base,
+                "created": self.created,
+                "routing_version": self.routing_version,
+                "slot_count": self.slot_count,
+                "tables": [
+                    {"id": table_id(spec.name), "spec": text}
+                    for spec, text in zip(self.tables, specs, strict=True)
+                ],
+                "tags": dict(self.tags),
+                "progress": dict(self.progress),
+            }
+        else:
+            document |= {
+                "format": 1,
+                "base": self.newest_full,
+                "specs": specs,
+                "choice": {**asdict(self.choice), "tables": list(self.choice.tables)},
+                "left_out": list(self.left_out),
+                **{name: getattr(self, name) for name in _EXPORT_FIELDS},
+            }
         return write_object(document)
 
     @classmethod
@@ -297,13 +404,16 @@ class Manifest:
                 where and what.
         """
         try:
-            return cls(**_parts_of(parse_object(text)))
+            document = parse_object(text)
+            is_export = "specs" in document
+            stored = _StoredExport if is_export else _StoredCheckpoint
+            return stored.from_json(json.dumps(document)).manifest()
         except (InvalidRequest, ConfigError) as error:
             raise CheckpointDamaged(f"{where}: {error}") from error
 
     def _check_names(self) -> None:
-        if not is_id(self.id):
-            raise InvalidRequest(f"id {self.id!r} is no checkpoint id")
+        if not is_id(self.id, self.series):
+            raise InvalidRequest(f"id {self.id!r} is no {self.series} id")
         if not 1 <= len(self.cluster) <= TEXT_LENGTH_MAX:
             raise InvalidRequest(f"cluster is not of 1 to {TEXT_LENGTH_MAX} characters")
         # Empty where the nodes are named by hand, without a coordination store.
@@ -311,32 +421,39 @@ class Manifest:
             "0123456789abcdef"
         ):
             raise InvalidRequest(f"cluster_uid {self.cluster_uid!r} is not hexadecimal")
-        if not _CREATED.fullmatch(self.created):
-            raise InvalidRequest(f"created {self.created!r} is no time in ISO 8601 and UTC")
-        _check_number("routing_version", self.routing_version)
-        _check_number("generation", self.generation)
+        if not (math.isfinite(self.begun) and self.begun >= 0):
+            raise InvalidRequest(f"begun {self.begun} is no Unix time")
+        for name in ("routing_version", "generation", "base_bytes", "bytes_since_base"):
+            _check_number(name, getattr(self, name))
 
     def _check_base(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise InvalidRequest(f"kind {self.kind!r} is neither full nor incremental")
-        if self.kind == "full" and self.base is not None:
-            raise InvalidRequest(f"a full checkpoint with the base {self.base!r}")
-        if self.kind == "full" and not self.slots.whole.all():
-            raise InvalidRequest("a full checkpoint with slots that are not whole")
-        if self.kind == "incremental":
-            if self.base is None or not is_id(self.base):
-                raise InvalidRequest(f"an incremental checkpoint with the base {self.base!r}")
+        if self.base is None:
+            if not self.slots.whole.all():
+                raise InvalidRequest("a full snapshot with slots that are not whole")
+        elif not is_id(self.base, self.series):
+            raise InvalidRequest(f"a delta with the base {self.base!r}")
+        if self.choice is None:
             # Numbers grow, so that no chain of bases can lead back to where it began.
-            if number_of(self.base) >= self.number:
+            if self.base is not None and number_of(self.base) >= self.number:
                 raise InvalidRequest(f"base {self.base} is not before {self.id}")
+            return
+        if kind_of(self.id) != self.kind:
+            raise InvalidRequest(f"{self.id} is the id of a {kind_of(self.id)}, it has {self.base}")
+        for name in (self.chain, self.newest_full):
+            if kind_of(name) != "full":
+                raise InvalidRequest(f"its chain or its base is {name!r}, no full snapshot")
 
     def _check_lists(self) -> None:
         if len(self.tables) > TABLE_COUNT_MAX:
             raise InvalidRequest(f"{len(self.tables)} tables; at most {TABLE_COUNT_MAX}")
-        if len({spec.name for spec in self.tables}) != len(self.tables):
+        names = [spec.name for spec in self.tables]
+        if len(set(names)) != len(names):
             raise InvalidRequest("a table appears more than once")
-        if not 1 <= len(self.parts) <= PART_COUNT_MAX:
-            raise InvalidRequest(f"{len(self.parts)} parts; 1 to {PART_COUNT_MAX}")
+        if self.choice is not None and names != list(self.choice.tables):
+            raise InvalidRequest("its specs are not of the tables that it chooses")
+        least = 1 if self.choice is None else 0
+        if not least <= len(self.parts) <= PART_COUNT_MAX:
+            raise InvalidRequest(f"{len(self.parts)} parts; {least} to {PART_COUNT_MAX}")
         if len({part.file for part in self.parts}) != len(self.parts):
             raise InvalidRequest("a part appears more than once")
 
@@ -344,78 +461,146 @@ class Manifest:
         count, slots = self.slot_count, self.slots
         if not 1 <= count <= SLOT_COUNT_MAX or count & (count - 1):
             raise InvalidRequest(f"slot_count {count} is no power of two up to {SLOT_COUNT_MAX}")
-        if int(slots.part.min()) < 0 or int(slots.part.max()) >= len(self.parts):
-            raise InvalidRequest(f"slots.part names a part that is not one of {len(self.parts)}")
-        for name in ("position", "epoch", "rows"):
-            if int(getattr(slots, name).max()) > NUMBER_MAX:
+        least = 0 if self.choice is None else NO_PART
+        for index in (int(slots.part.min()), int(slots.part.max())):
+            if not least <= index < len(self.parts):
+                raise InvalidRequest(
+                    f"slots.part names {index}, a part that is not one of {len(self.parts)}"
+                )
+        if (slots.since is None) != (self.choice is None):
+            raise InvalidRequest("slots.since is that of an export, and of nothing else")
+        for name in ("position", "epoch", "rows", "since"):
+            values = getattr(slots, name)
+            if values is not None and int(values.max()) > NUMBER_MAX:
                 raise InvalidRequest(f"slots.{name} holds a number above {NUMBER_MAX}")
+        if self.left_out and (self.choice is None or max(self.left_out) >= count):
+            raise InvalidRequest("left_out names slots that it cannot leave out")
 
 
-_FIELDS: Mapping[str, tuple[type, ...]] = {
-    "format": (int,),
-    "id": (str,),
-    "kind": (str,),
-    "base": (str, type(None)),
-    "cluster": (str,),
-    "cluster_uid": (str,),
-    "created": (str,),
-    "routing_version": (int,),
-    "generation": (int,),
-    "slot_count": (int,),
-    "tables": (list,),
-    "parts": (list,),
-    "slots": (dict,),
-    "tags": (dict,),
-    "progress": (dict,),
-}
+_EXPORT_FIELDS = ("run", "chain", "reason", "begun", "every_s", "base_bytes", "bytes_since_base")
 
 
-def _parts_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :class:`Manifest` that a JSON object stands for."""
-    number = document.get("format")
-    if type(number) is int and number != FORMAT:
-        raise InvalidRequest(f"format {number}, this version reads {FORMAT} only")
-    check_fields("manifest", document, _FIELDS)
-    if not 1 <= document["slot_count"] <= SLOT_COUNT_MAX:
-        raise InvalidRequest(f"slot_count {document['slot_count']}; at most {SLOT_COUNT_MAX}")
-    values = {item.name: document[item.name] for item in fields(Manifest)}
-    values["tables"] = _tables_of(document["tables"])
-    values["parts"] = _part_list_of(document["parts"])
-    values["slots"] = _slots_of(document["slots"], document["slot_count"])
-    return values
+@dataclass(frozen=True)
+class _StoredSlots(JsonRecord, what="slots"):
+    part: tuple[int, ...]
+    position: tuple[Count, ...]
+    epoch: tuple[Count, ...]
+    whole: tuple[Literal[0, 1], ...]
+    rows: tuple[Count, ...]
+
+    def entries(self) -> SlotEntries:
+        return SlotEntries(**{name: np.array(values) for name, values in vars(self).items()})
 
 
-def _tables_of(values: Sequence[object]) -> tuple[TableSpec, ...]:
-    specs = []
-    for value in values:
-        entry = check_fields("a table", value, {"id": (int,), "spec": (dict,)})
-        spec = TableSpec.from_json(json.dumps(entry["spec"]))
-        if entry["id"] != table_id(spec.name):
-            raise InvalidRequest(f"id {entry['id']} is not that of table {spec.name!r}")
-        specs.append(spec)
-    return tuple(specs)
+@dataclass(frozen=True)
+class _StoredExportSlots(_StoredSlots, what="slots"):
+    since: tuple[Count, ...]
 
 
-def _part_list_of(values: Sequence[object]) -> tuple[Part, ...]:
-    expected = {"file": (str,), "bytes": (int,), "sha256": (str,)}
-    return tuple(Part(**check_fields("a part", value, expected)) for value in values)
+@dataclass(frozen=True)
+class _StoredTable(JsonRecord, what="table"):
+    id: int
+    spec: dict[str, Any]
 
 
-def _slots_of(value: object, slot_count: int) -> SlotEntries:
-    lists = check_fields("slots", value, dict.fromkeys(_SLOT_TYPES, (list,)))
-    for name, values in lists.items():
-        if len(values) != slot_count:
-            raise InvalidRequest(
-                f"slots.{name} has {len(values)} entries for {slot_count} slots: "
-                "each slot must be there once"
-            )
-        # One pass in C over what may be a million numbers.
-        if not set(map(type, values)) <= {int}:
-            raise InvalidRequest(f"slots.{name} holds more than integers")
-        highest = 1 if name == "whole" else NUMBER_MAX
-        if min(values) < 0 or max(values) > highest:
-            raise InvalidRequest(f"slots.{name} holds a number outside 0 to {highest}")
-    return SlotEntries(**{name: np.array(values) for name, values in lists.items()})
+@dataclass(frozen=True)
+class _StoredCheckpoint(JsonRecord, what="manifest"):
+    """The form of a checkpoint: ``manifest.json`` without its checksum."""
+
+    format: Literal[2]
+    id: str
+    kind: Literal["full", "incremental"]
+    base: str | None
+    cluster: str
+    cluster_uid: str
+    created: str
+    routing_version: Count
+    generation: Count
+    slot_count: int
+    tables: tuple[_StoredTable, ...]
+    parts: tuple[Part, ...]
+    slots: _StoredSlots
+    tags: dict[str, Any]
+    progress: dict[str, Any]
+
+    def manifest(self) -> Manifest:
+        if (self.kind == "full") != (self.base is None):
+            raise InvalidRequest(f"kind {self.kind!r} with the base {self.base!r}")
+        if not _CREATED.fullmatch(self.created):
+            raise InvalidRequest(f"created {self.created!r} is no time in ISO 8601 and UTC")
+        for name, values in vars(self.slots).items():
+            if len(values) != self.slot_count:
+                raise InvalidRequest(
+                    f"slots.{name} has {len(values)} entries, slot_count {self.slot_count}: each "
+                    "slot must be there once"
+                )
+        specs = tuple(TableSpec.from_json(json.dumps(table.spec)) for table in self.tables)
+        for table, spec in zip(self.tables, specs, strict=True):
+            if table.id != table_id(spec.name):
+                raise InvalidRequest(f"id {table.id} is not that of table {spec.name!r}")
+        return Manifest(
+            id=self.id,
+            base=self.base,
+            cluster=self.cluster,
+            cluster_uid=self.cluster_uid,
+            generation=self.generation,
+            begun=_unix_time(self.created),
+            tables=specs,
+            parts=self.parts,
+            slots=self.slots.entries(),
+            routing_version=self.routing_version,
+            tags=self.tags,
+            progress=self.progress,
+        )
+
+
+@dataclass(frozen=True)
+class _StoredExport(JsonRecord, what="manifest"):
+    """The form of a snapshot of an export, likewise."""
+
+    format: Literal[1]
+    id: str
+    run: str
+    chain: str
+    base: str
+    reason: str
+    cluster: str
+    cluster_uid: str
+    generation: Count
+    begun: float
+    every_s: float
+    choice: ExportChoice
+    specs: tuple[dict[str, Any], ...]
+    parts: tuple[Part, ...]
+    slots: _StoredExportSlots
+    left_out: tuple[Count, ...]
+    base_bytes: Count
+    bytes_since_base: Count
+
+    def manifest(self) -> Manifest:
+        return Manifest(
+            id=self.id,
+            base=None if kind_of(self.id) == "full" else self.base,
+            cluster=self.cluster,
+            cluster_uid=self.cluster_uid,
+            generation=self.generation,
+            tables=tuple(TableSpec.from_json(json.dumps(spec)) for spec in self.specs),
+            parts=self.parts,
+            slots=self.slots.entries(),
+            choice=self.choice,
+            left_out=self.left_out,
+            **{name: getattr(self, name) for name in _EXPORT_FIELDS},
+        )
+
+
+def _unix_time(created: str) -> float:
+    seconds, _, fraction = created.removesuffix("Z").removesuffix("+00:00").partition(".")
+    try:
+        begun = datetime.fromisoformat(seconds).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError as error:
+        raise InvalidRequest(f"created {created!r} is no time: {error}") from error
+    # The nearest number to the text, as it is the nearest to the time that was written.
+    return float(f"{begun:.0f}.{fraction or 0}")
 
 
 def _check_number(name: str, value: int, lowest: int = 0) -> None:

@@ -1,16 +1,17 @@
-"""A part of a checkpoint: rows of some slots, mapped and checked against its manifest.
+"""A part of a snapshot: rows of some slots, mapped and checked against its manifest.
 
-Nothing in the file is believed: tensors, shapes, slots and counts must be what the format page
-(docs/reference/checkpoint-format.md) and the manifest say, or ``CheckpointDamaged`` names the file
-and what is wrong. Rows are views of the file; only what is looked at is read from the disk.
-Imports the manifest, ``checkpoint.tensors``, ``backstay.tables`` and the native hash of keys.
+Nothing in the file is believed: length, checksum, tensors, shapes, slots, counts and keys must be
+what the format page (docs/reference/checkpoint-format.md) and the manifest say, or
+``CheckpointDamaged`` names the file and what is wrong. ``read_part`` checks all of it, so whoever
+wants rows calls that. Rows are views of the file. Imports the manifest, ``checkpoint.storage``,
+``checkpoint.tensors``, ``backstay.tables`` and the native hash of keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,26 @@ from numpy.typing import NDArray
 from backstay._native import slots_of
 from backstay.checkpoint import tensors
 from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.roots import sha256_of
+from backstay.checkpoint.storage import SnapshotFolder
 from backstay.errors import CheckpointDamaged, InvalidRequest
 from backstay.tables import TableSpec
 
-__all__ = ["PART_FORMAT", "PartReader", "Rows", "SlotMemory", "TableRows", "table_rows"]
+__all__ = [
+    "PartReader",
+    "PartReport",
+    "Rows",
+    "SlotMemory",
+    "TableRows",
+    "Verdict",
+    "check_part",
+    "read_part",
+    "statistics_in",
+]
 
-PART_FORMAT = "backstay-part-1"
+Verdict: TypeAlias = Literal["ok", "missing", "wrong size", "wrong checksum", "unreadable"]
+
+_FORMATS = {"checkpoint": "backstay-part-1", "export": "backstay-export-part-1"}
 _STREAM_WORDS = 6
 _CLOSED_WORDS = 3
 
@@ -55,7 +70,7 @@ class Rows:
     Attributes:
         keys: uint64 [n], in no order.
         weights: float32 [n, elements].
-        state: float32 [n, state], as the optimizer keeps it.
+        state: float32 [n, state], as the optimizer keeps it; of an export the statistics alone.
         deleted: uint64 [d], keys that were deleted since the base.
     """
 
@@ -96,12 +111,79 @@ class TableRows:
         return Rows(self.keys[rows], self.weights[rows], self.state[rows], self.deleted[deleted])
 
 
+class PartReport(NamedTuple):
+    """What a part is found to be.
+
+    Attributes:
+        verdict: "ok", or what is wrong.
+        detail: More about what is wrong; empty if nothing is.
+        part: The part, open, if nothing is wrong.
+    """
+
+    verdict: Verdict
+    detail: str = ""
+    part: PartReader | None = None
+
+
+def check_part(
+    folder: SnapshotFolder, manifest: Manifest, index: int, into_dir: Path
+) -> PartReport:
+    """Fetch a part and compare all of it with its manifest.
+
+    Args:
+        folder: Where the snapshot is.
+        manifest: Of the snapshot.
+        index: Which of the manifest's parts it is.
+        into_dir: For a copy, if the folder is not local.
+
+    Raises:
+        CheckpointUnavailable: The storage cannot be read.
+    """
+    part = manifest.parts[index]
+    try:
+        size = folder.size_of(manifest.id, part.file)
+        if size != part.bytes:
+            return PartReport("wrong size", f"{size} bytes, the manifest says {part.bytes}")
+        path = folder.fetch(manifest.id, part.file, into_dir)
+    except CheckpointDamaged as error:
+        return PartReport("missing", str(error))
+    if (checksum := sha256_of(path)) != part.sha256:
+        return PartReport("wrong checksum", f"{checksum}, the manifest says {part.sha256}")
+    try:
+        reader = PartReader(path, manifest, index)
+        reader.check_keys()
+    except CheckpointDamaged as error:
+        return PartReport("unreadable", str(error))
+    return PartReport("ok", part=reader)
+
+
+def read_part(folder: SnapshotFolder, manifest: Manifest, index: int, into_dir: Path) -> PartReader:
+    """Return a part, open, whose every byte is what its manifest says; see ``check_part``.
+
+    Raises:
+        CheckpointDamaged: It is not; the message names the file.
+        CheckpointUnavailable: The storage cannot be read.
+    """
+    report = check_part(folder, manifest, index, into_dir)
+    if report.part is None:
+        where = f"{manifest.id}/{manifest.parts[index].file}: "
+        is_changed = "its checksum is wrong: " if report.verdict == "wrong checksum" else ""
+        raise CheckpointDamaged(where + is_changed + report.detail.removeprefix(where))
+    return report.part
+
+
+def statistics_in(manifest: Manifest, spec: TableSpec) -> tuple[str, ...]:
+    """Return the statistics that a snapshot has of each row of a table."""
+    choice = manifest.choice
+    return tuple(spec.statistics) if choice is None or choice.statistics else ()
+
+
 class PartReader:
-    """A part, open.
+    """A part, open; its rows are read as they are wanted, its keys are not checked yet.
 
     Args:
         path: On this machine; must stay as it is while rows of it are in use.
-        manifest: Of its checkpoint.
+        manifest: Of its snapshot.
         index: Which of the manifest's parts it is.
 
     Raises:
@@ -178,16 +260,17 @@ class PartReader:
                     raise CheckpointDamaged(f"{self.where}: table.{name}.{what} has a key twice")
 
     def _read(self, found: tensors.TensorFile, manifest: Manifest, index: int) -> None:
-        if found.metadata.get("format") != PART_FORMAT:
-            raise InvalidRequest(f"its format is not {PART_FORMAT}")
+        wanted = _FORMATS[manifest.series]
+        if found.metadata.get("format") != wanted:
+            raise InvalidRequest(f"its format is not {wanted}")
         if found.metadata.get("checkpoint") != manifest.id:
             raise InvalidRequest(f"it is of checkpoint {found.metadata.get('checkpoint')!r}")
         left = dict(found.tensors)
         self._read_memory(left, manifest, index)
         self._tables = {
-            name: table_rows(left, name, shape, self._slots)
+            name: _table_rows(left, name, shape, self._slots)
             for spec in manifest.tables
-            for name, shape in _contents(spec)
+            for name, shape in _contents(manifest, spec)
         }
         if left:
             raise InvalidRequest(f"it has the unknown tensor {min(left)}")
@@ -210,6 +293,10 @@ class PartReader:
             )
         _same("position", self._slots, self._memory[:, 1], manifest.slots.position[self._slots])
         _same("epoch", self._slots, self._memory[:, 2], manifest.slots.epoch[self._slots])
+        self._streams = np.empty((0, _STREAM_WORDS), np.uint64)
+        self._closed = np.empty((0, _CLOSED_WORDS), np.uint64)
+        if manifest.series == "export":
+            return
         self._streams = _take(left, "memory.streams", np.uint64, (None, _STREAM_WORDS))
         self._closed = _take(left, "memory.closed", np.uint64, (None, _CLOSED_WORDS))
         if "memory.times" in left:
@@ -221,16 +308,18 @@ class PartReader:
                 raise InvalidRequest(f"{name} has slots that are not in this part")
 
 
-def _contents(spec: TableSpec) -> list[tuple[str, tuple[int, int]]]:
+def _contents(manifest: Manifest, spec: TableSpec) -> list[tuple[str, tuple[int, int]]]:
     """Return the name of a table and of its companion, each with weights and state of a row."""
+    if manifest.series == "export":
+        return [(spec.name, (spec.row_elements, len(statistics_in(manifest, spec))))]
     contents = [(spec.name, (spec.row_elements, spec.state_elements))]
-    companion = None if spec.lifetime is None else spec.lifetime.companion_shape
+    companion = spec.companion_shape
     if companion is not None:
         contents.append((f"{spec.name}@admission", companion))
     return contents
 
 
-def table_rows(
+def _table_rows(
     left: dict[str, tensors.Array], name: str, shape: tuple[int, int], known: NDArray[np.int64]
 ) -> TableRows:
     """Take the tensors of one table out of ``left``, and check them.

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import initial_rows, table_id
+from backstay.checkpoint.chain import first_whole
 from backstay.checkpoint.manifest import Manifest
-from backstay.checkpoint.parts import PartReader, Rows, SlotMemory
-from backstay.checkpoint.roots import sha256_of
+from backstay.checkpoint.parts import PartReader, Rows, SlotMemory, read_part
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointDamaged, InvalidRequest
 from backstay.tables import Dense, TableSpec
@@ -69,9 +69,7 @@ class CheckpointReader:
         self._chain = storage.chain(checkpoint_id)
         self._folder = tempfile.TemporaryDirectory(dir=scratch, prefix="backstay-checkpoint-")
         self._open: dict[tuple[int, int], PartReader] = {}
-        # For each slot the newest checkpoint that has all its rows.
-        whole = np.array([manifest.slots.whole for manifest in self._chain])
-        self._first = len(self._chain) - 1 - np.argmax(whole[::-1], axis=0)
+        self._first = first_whole(self._chain)
 
     @property
     def manifest(self) -> Manifest:
@@ -174,24 +172,9 @@ class CheckpointReader:
         index = int(manifest.slots.part[slot])
         found = self._open.get((link, index))
         if found is None:
-            found = self._open[link, index] = self._open_part(manifest, index)
+            into = Path(self._folder.name)
+            found = self._open[link, index] = read_part(self._storage, manifest, index, into)
         return found
-
-    def _open_part(self, manifest: Manifest, index: int) -> PartReader:
-        part = manifest.parts[index]
-        where = f"{manifest.id}/{part.file}"
-        # The check comes before the copy: a file that is far too long would fill the disk.
-        size = self._storage.size_of(manifest.id, part.file)
-        if size != part.bytes:
-            raise CheckpointDamaged(f"{where}: {size} bytes, the manifest says {part.bytes}")
-        path = self._storage.fetch(manifest.id, part.file, Path(self._folder.name))
-        if (checksum := sha256_of(path)) != part.sha256:
-            raise CheckpointDamaged(
-                f"{where}: its SHA-256 is {checksum}, the manifest says {part.sha256}"
-            )
-        reader = PartReader(path, manifest, index)
-        reader.check_keys()
-        return reader
 
 
 def block_count(spec: TableSpec) -> int:

@@ -1,4 +1,4 @@
-"""Which checkpoints are old enough to go: a decision from manifests alone.
+"""Which snapshots are old enough to go: a decision from manifests, or ids, alone. Pure.
 
 Imports ``backstay.checkpoint.manifest`` and ``backstay.errors``; deletes nothing itself.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.manifest import Manifest, kind_of, number_of
 from backstay.errors import InvalidRequest
 
-__all__ = ["surplus"]
+__all__ = ["surplus", "surplus_of_export"]
+
+FULL_KEPT = 2
 
 
 def surplus(
@@ -56,3 +58,20 @@ def surplus(
         if manifest.id in kept and manifest.base in by_id:
             kept.add(manifest.base)
     return [manifest.id for manifest in newest_first if manifest.id not in kept]
+
+
+def surplus_of_export(finished: Iterable[str], keep: int = FULL_KEPT) -> list[str]:
+    """Return the snapshots of an export that need not be kept, in the order in which to delete.
+
+    Kept are the newest ``keep`` full ones, and the deltas that come after the oldest of these.
+
+    Args:
+        finished: Ids of the snapshots that have a manifest.
+        keep: How many full ones; at least 1.
+    """
+    in_order = sorted(finished, key=number_of)
+    full = [each for each in in_order if kind_of(each) == "full"]
+    if len(full) <= keep:
+        return []
+    oldest = number_of(full[-keep])
+    return [each for each in in_order if number_of(each) < oldest]

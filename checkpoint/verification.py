@@ -9,17 +9,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from backstay.checkpoint.chain import CHAIN_LENGTH_MAX, check_chain
 from backstay.checkpoint.manifest import MANIFEST_FILE, Manifest
-from backstay.checkpoint.parts import PartReader
-from backstay.checkpoint.roots import sha256_of
-from backstay.checkpoint.storage import CHAIN_LENGTH_MAX, CheckpointStorage, check_chain
+from backstay.checkpoint.parts import Verdict, check_part
+from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointDamaged, CheckpointNotFound
 
 __all__ = ["FileReport", "Progress", "Verdict", "Verification", "verify"]
 
-Verdict: TypeAlias = Literal["ok", "missing", "wrong size", "wrong checksum", "unreadable"]
 # Called with the bytes read so far and the bytes of all files together.
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -138,22 +137,5 @@ def _follow(
 
 
 def _report(storage: CheckpointStorage, manifest: Manifest, index: int, folder: Path) -> FileReport:
-    part = manifest.parts[index]
-
-    def report(verdict: Verdict, detail: str = "") -> FileReport:
-        return FileReport(manifest.id, part.file, part.bytes, verdict, detail)
-
-    try:
-        size = storage.size_of(manifest.id, part.file)
-        if size != part.bytes:
-            return report("wrong size", f"{size} bytes, the manifest says {part.bytes}")
-        path = storage.fetch(manifest.id, part.file, folder)
-    except CheckpointDamaged as error:
-        return report("missing", str(error))
-    if (checksum := sha256_of(path)) != part.sha256:
-        return report("wrong checksum", f"{checksum}, the manifest says {part.sha256}")
-    try:
-        PartReader(path, manifest, index).check_keys()
-    except CheckpointDamaged as error:
-        return report("unreadable", str(error))
-    return report("ok")
+    part, found = manifest.parts[index], check_part(storage, manifest, index, folder)
+    return FileReport(manifest.id, part.file, part.bytes, found.verdict, found.detail)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
+from backstay.backoff import Backoff
 from backstay.checkpoint import remote_exports
-from backstay.checkpoint.remote_exports import ExportTopic
 from backstay.cluster.directory import Directory
-from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest
+from backstay.errors import BackstayError, ConfigError, ExportRefused, InvalidRequest, text_of
 from backstay.job_spec import ExportsSpec
 from backstay.master.job import Job
 
@@ -20,8 +21,7 @@ __all__ = ["JobExport"]
 # Another try would fail in the same way.
 FINAL = (ConfigError, InvalidRequest, ExportRefused)
 LOOK_S = 5.0
-PAUSE_FIRST_S = 1.0
-PAUSE_MAX_S = 30.0
+RETRY = Backoff(first_s=1.0, longest_s=30.0)
 # How long the end of a job waits for the last increment.
 STOP_WAIT_S = 60.0
 STOP_LOOK_S = 0.2
@@ -50,18 +50,19 @@ class JobExport:
 
     async def run(self) -> None:
         """Start it, and tell the job how it goes, until it is stopped."""
-        pause_s = PAUSE_FIRST_S
+        retries = RETRY.begin()
         while True:
             try:
                 async with self._calling:
                     if self._has_ended:
                         return
                     trouble = await asyncio.to_thread(self._look)
+                retries.reset()
                 pause_s = LOOK_S
             except FINAL as error:
-                trouble, pause_s = str(error), PAUSE_MAX_S
+                trouble, pause_s = text_of(error), RETRY.longest_s
             except BackstayError as error:
-                trouble, pause_s = str(error), min(2 * pause_s, PAUSE_MAX_S)
+                trouble, pause_s = text_of(error), retries.next_s()
             self._job.note_trouble("exports", trouble and f"the export: {trouble}")
             await asyncio.sleep(pause_s)
 
@@ -90,22 +91,11 @@ class JobExport:
         return running.trouble or running.topic_trouble
 
     def _start(self) -> None:
-        spec, topic = self._spec, self._spec.topic
-        tables = [f"{self._name}/{pattern}" for pattern in spec.tables or ("*",)]
+        patterns = self._spec.tables or ("*",)
+        spec = replace(self._spec, tables=tuple(f"{self._name}/{one}" for one in patterns))
         self._directory.call(
             lambda channel, timeout_s: remote_exports.start(
-                channel,
-                self._name,
-                spec.url,
-                every_s=spec.every_s,
-                every_pushes=spec.every_pushes,
-                tables=tables,
-                statistics=spec.statistics,
-                score_at_least=spec.score_at_least,
-                topic=None
-                if topic is None
-                else ExportTopic(topic.brokers, topic.name, topic.settings, topic.settings_file),
-                timeout_s=timeout_s,
+                channel, self._name, spec, timeout_s=timeout_s
             )
         )
 

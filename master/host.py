@@ -17,10 +17,12 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.addresses import split_address
+from backstay.backoff import Backoff
 from backstay.cluster.checkpoints import Checkpoints
 from backstay.cluster.directory import Directory
 from backstay.consensus.records.jobs import MasterRecord, RunState
@@ -36,6 +38,7 @@ from backstay.errors import (
     InvalidRequest,
     JobRefused,
     LeaseLost,
+    NotJobMaster,
     ServerUnavailable,
     StoreAuthError,
     StoreUnavailable,
@@ -54,17 +57,17 @@ from backstay.master.service import JobService
 from backstay.master.source_poll import SourcePoll
 from backstay.master.status import job_status
 from backstay.master.upkeep import RowUpkeep
-from backstay.tasks import end_tasks
+from backstay.tasks import end_tasks, until_answered
 
 __all__ = ["FINAL_ERRORS", "EndRecord", "MasterHost", "lengthen_leases"]
 
 SERVICE_NAME = "backstay.v1.JobService"
+NOT_OPEN = NotJobMaster("this process is not the job master, or not yet; ask again")
 STORE_DEADLINE_MS = 2000
 CONTROL_GRACE_S = 1.0
 FAREWELL_S = 2.0
 # Between two tries; doubled each time, up to the last.
-RETRY_PAUSE_FIRST_S = 0.1
-RETRY_PAUSE_MAX_S = 1.0
+RETRY = Backoff(first_s=0.1, longest_s=1.0)
 # Between two looks at leases that may have run out, at most, and at how long they last.
 LOOK_S = 0.25
 LAST_WRITE_S = 10.0
@@ -90,6 +93,15 @@ class EndRecord(Protocol):
         """Record that it is over, and how it went. Called while this process leads."""
 
 
+@dataclass(frozen=True)
+class _Served:
+    """The open job, and what answers calls for it."""
+
+    job: Job
+    service: JobService
+    launches: LaunchHandler
+
+
 class MasterHost:
     """One process's time as the job master."""
 
@@ -100,6 +112,7 @@ class MasterHost:
         *,
         instance: int | None = None,
         end_record: EndRecord | None = None,
+        exits: ExitsSeen | None = None,
     ) -> None:
         """Bind the address; call it while the event loop runs.
 
@@ -109,6 +122,7 @@ class MasterHost:
             instance: Of this process; default: drawn at random.
             end_record: Read before the job is opened, and written before the leadership is given
                 back; default: the records of the job are enough.
+            exits: Where the exits of workers are counted; default: its own.
 
         Raises:
             ListenError: The address cannot be listened on.
@@ -133,11 +147,11 @@ class MasterHost:
         self._leadership = Leadership(
             self._store, self._keys, self._own, lease_ttl_ms=config.lease_ttl_ms
         )
-        self._service = JobService(self._own)
-        self._service.on_stop = self._forget_at_end
+        # What is served here, once the job is open.
+        self._served: _Served | None = None
         self._forget = False
         self._end_record = end_record
-        self.exits = ExitsSeen()
+        self.exits = exits or ExitsSeen()
         self._stop = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
 
@@ -148,17 +162,16 @@ class MasterHost:
     @property
     def job(self) -> Job | None:
         """The job that is served here; None: it is not open yet."""
-        return self._service.job
+        return None if self._served is None else self._served.job
 
     def note_store_away_for_all(self, is_away: bool) -> None:
         """Take note that no process reaches the store now, or that one may."""
-        handler = self._service.launch_handler
-        if handler is not None:
-            handler.is_store_away_for_all = is_away
+        if self._served is not None:
+            self._served.launches.is_store_away_for_all = is_away
 
     def status(self) -> job_pb2.JobStatus | None:
         """Return how the job goes, or went; None: it is not open here yet."""
-        job = self._service.job
+        job = self.job
         return None if job is None else job_status(job, self._own, time.time_ns() // 1_000_000)
 
     async def run(self) -> RunState:
@@ -172,8 +185,7 @@ class MasterHost:
             JobRefused: The job cannot be opened with this spec.
             BackstayError: Its data cannot be scanned, or the store refuses this client.
         """
-        self._add_service()
-        await self._control.start([SERVICE_NAME])
+        await self._control.start([SERVICE_NAME], NOT_OPEN)
         living = asyncio.create_task(self._live())
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -182,9 +194,6 @@ class MasterHost:
         finally:
             await end_tasks(living, stopping)
             await self._leave()
-
-    def _add_service(self) -> None:
-        job_pb2_grpc.add_JobServiceServicer_to_server(self._service, self._control.server)
 
     def _forget_at_end(self, keep_state: bool) -> None:
         self._forget = not keep_state
@@ -261,15 +270,12 @@ class MasterHost:
         saving = Saving(job, self._spec.name, checkpoints, servers_end=self._config.servers_end)
         upkeep = RowUpkeep(job, self._spec.name, self._directory, self._config.client)
         export = self._export_of(job)
-        self._service.try_save_now = saving.try_now
         await _until_answered(saving.look)
         job.advance()
         # This comes before the first worker hears how long leases last.
         await lengthen_leases(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
-        handler = LaunchHandler(job, self.exits)
-        self._service.launch_handler = handler
-        self._service.job = job
+        served = self._open_service(job, saving)
         await self._control.set_serving()
         log.info(
             "job master of %r at %s (start %d)",
@@ -293,13 +299,11 @@ class MasterHost:
             works |= {"the training data": SourcePoll(job, source).run(), "the lag": report.run()}
         background = [asyncio.create_task(work, name=name) for name, work in works.items()]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
-        metrics = asyncio.create_task(
-            serve_metrics(job, lambda: self._service.status_of(job)), name="metrics"
-        )
+        metrics = asyncio.create_task(serve_metrics(job, served.service.status), name="metrics")
         over = asyncio.create_task(self._over(job, saving, export))
         try:
             async with HostedLauncher(
-                self._spec, self._config.endpoints, handler, self._config.owner
+                self._spec, self._config.endpoints, served.launches, self._config.owner
             ) as launcher:
                 watched = {over, ending, metrics, *background}
                 while not over.done():
@@ -312,6 +316,20 @@ class MasterHost:
                 return over.result()
         finally:
             await end_tasks(over, ending, metrics, *background)
+
+    def _open_service(self, job: Job, saving: Saving) -> _Served:
+        """Answer the calls of workers, commands and launchers from now on."""
+        launches = LaunchHandler(job, self.exits)
+        service = JobService(
+            self._own,
+            job,
+            launches,
+            on_stop=self._forget_at_end,
+            try_save_now=saving.try_now,
+        )
+        self._served = _Served(job, service, launches)
+        job_pb2_grpc.add_JobServiceServicer_to_server(service, self._control.services)
+        return self._served
 
     async def _open_job(self, checkpoints: Checkpoints) -> Job:
         """Return the job as its records say, or a new one."""
@@ -382,8 +400,8 @@ class MasterHost:
         kept = (self._keys.master, self._keys.journal)
         for item in found.items:
             if item.key not in kept:
-                self._journal.stage_removal(item.key)
-        self._journal.stage_removal(self._keys.name)
+                self._journal.outbox.stage_removal(item.key)
+        self._journal.outbox.stage_removal(self._keys.name)
         await self._journal.durable(LAST_WRITE_S)
         assert self._leadership.token is not None
         await self._store.transaction(
@@ -393,7 +411,8 @@ class MasterHost:
     async def _leave(self) -> None:
         """Stop serving, write what is left, give the leadership back."""
         await self._control.set_not_serving()
-        self._service.end_streams()
+        if self._served is not None:
+            self._served.service.end_streams()
         await self._control.stop(CONTROL_GRACE_S)
         try:
             await asyncio.wait_for(self._leadership.leave(), FAREWELL_S)
@@ -431,13 +450,9 @@ async def _until_answered(ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
     It has no limit. A job master that gave up would only have to be started again, and the next one
     needs the same store. The command that started this process ends it.
     """
-    said, pause_s = "", RETRY_PAUSE_FIRST_S
-    while True:
-        try:
-            return await ask()
-        except (StoreUnavailable, ServerUnavailable) as error:
-            if str(error) != said:
-                said = str(error)
-                log.warning("waiting: %s", said)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+    return await until_answered(
+        ask,
+        RETRY,
+        (StoreUnavailable, ServerUnavailable),
+        lambda error: log.warning("waiting: %s", error),
+    )

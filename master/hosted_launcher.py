@@ -2,7 +2,7 @@
 
 A launcher reports, and is told which worker processes should run. The engine decides; the handler
 waits for its times. ``JobService`` calls it for a launcher in another process. A launcher in the
-job master's process waits for other programs, so it has a thread (``LaunchFollower``); its calls
+job master's process waits for other programs, so it has a thread (``LaunchLoop``); its calls
 go to the handler in the event loop. Imports the launchers' interface and the job.
 """
 
@@ -19,7 +19,7 @@ from backstay.errors import StoreUnavailable
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
-from backstay.master.launcher import LaunchFollower, WorkerProgram, launcher_class
+from backstay.master.launcher import Launcher, LaunchLoop, WorkerProgram, launcher_class
 
 __all__ = ["ExitsSeen", "HostedLauncher", "LaunchHandler"]
 
@@ -140,13 +140,12 @@ class LaunchHandler:
 class ExitsSeen:
     """Counts the exits of workers by reason, and keeps the newest, for people."""
 
-    def __init__(self) -> None:
-        """Begin with none."""
+    def __init__(self, on_new: Callable[[WorkerExit], None] = lambda _: None) -> None:
+        """Begin with none; ``on_new`` is told each exit once."""
         self.counts: Counter[str] = Counter()
         self.newest: deque[WorkerExit] = deque(maxlen=EXITS_KEPT)
         self._ids: dict[str, None] = {}
-        # Told each exit once.
-        self.on_new: Callable[[WorkerExit], None] = lambda _: None
+        self._on_new = on_new
 
     def __call__(self, end: WorkerExit) -> None:
         """Take in an exit, which may be told more than once."""
@@ -157,7 +156,7 @@ class ExitsSeen:
             del self._ids[next(iter(self._ids))]
         self.counts[end.reason.name] += 1
         self.newest.append(end)
-        self.on_new(end)
+        self._on_new(end)
 
 
 class HostedLauncher:
@@ -183,12 +182,13 @@ class HostedLauncher:
         """
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._follower: LaunchFollower | None = None
         kind = launcher_class(spec.launcher)
-        if kind.IN_JOB_MASTER:
-            env = {ENDPOINT_VARIABLE: ",".join(endpoints), **spec.workers.env}
-            self._launcher = kind.for_job(WorkerProgram(spec, env, owner))
-            self._follower = LaunchFollower(self._launcher, self._exchange, on_trouble=_log_trouble)
+        env = {ENDPOINT_VARIABLE: ",".join(endpoints), **spec.workers.env}
+        self._follower = (
+            self._follower_of(kind.for_job(WorkerProgram(spec, env, owner)))
+            if kind.IN_JOB_MASTER
+            else None
+        )
 
     async def __aenter__(self) -> HostedLauncher:
         if self._follower is not None:
@@ -210,17 +210,12 @@ class HostedLauncher:
         if self._follower is not None:
             await asyncio.to_thread(self._follower.let_leave, LEAVE_LIMIT_S)
 
-    def _exchange(self, report: LauncherReport, *, known_version: int, wait_ms: int) -> WorkerWish:
-        """Call the handler from the launcher's thread."""
-        answer = self._handler.exchange(
-            report,
-            known_version=known_version,
-            wait_ms=wait_ms,
-            trouble=self._launcher.trouble(),
-        )
-        return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
+    def _follower_of(self, launcher: Launcher) -> LaunchLoop:
+        def exchange(report: LauncherReport, *, known_version: int, wait_ms: int) -> WorkerWish:
+            """Call the handler from the launcher's thread."""
+            answer = self._handler.exchange(
+                report, known_version=known_version, wait_ms=wait_ms, trouble=launcher.trouble()
+            )
+            return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
 
-
-def _log_trouble(trouble: str) -> None:
-    if trouble:
-        log.warning("the job master does not answer the launcher: %s", trouble)
+        return LaunchLoop(launcher, exchange)

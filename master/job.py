@@ -82,7 +82,7 @@ async def open_job(
     fresh = fresh or (recorded.is_one and run not in ("", recorded.uid))
     if fresh or not recorded.is_one:
         for key in recorded.removable():
-            journal.stage_removal(key)
+            journal.outbox.stage_removal(key)
         await journal.durable(WRITE_LIMIT_S)
         recorded = RecordedJob({}, keys)
         kept = None if fresh else await asyncio.to_thread(restored)
@@ -94,7 +94,7 @@ async def open_job(
     return opened_job(
         spec,
         keys,
-        journal,
+        journal.outbox,
         recorded,
         identity=identity,
         state=state,
@@ -120,15 +120,19 @@ async def _scan(keys: JobKeys, journal: Journal, spec: JobSpec, data: str) -> Ta
     table = await asyncio.to_thread(scan, spec, data)
     texts = table.to_chunks()
     for number, text in enumerate(texts):
-        journal.stage_text(keys.shards(data, number), text)
+        journal.outbox.stage_text(keys.shards(data, number), text)
     await journal.durable(WRITE_LIMIT_S)
     # The record comes last, so a scan that was half recorded is done again.
-    journal.stage_text(keys.shard_count(data), str(len(texts)))
+    journal.outbox.stage_text(keys.shard_count(data), str(len(texts)))
     return table
 
 
 class Job(JobEngine):
-    """One job, in its job master."""
+    """One job, in its job master.
+
+    Attributes:
+        journal: Writes its records.
+    """
 
     def __init__(
         self,
@@ -141,15 +145,28 @@ class Job(JobEngine):
     ) -> None:
         """Take the job over as its records say; see ``JobEngine``."""
         self.journal = journal
-        self._changed = asyncio.Event()
-        super().__init__(opened, keys, journal, clock, renewals_per_s_max=renewals_per_s_max)
+        self._news = _News()
+        super().__init__(
+            opened,
+            keys,
+            journal.outbox,
+            clock,
+            notify=self._news.come,
+            renewals_per_s_max=renewals_per_s_max,
+        )
 
     @property
     def changed(self) -> asyncio.Event:
         """Set when there may be something new for those who wait: tasks, rounds, the end."""
-        return self._changed
+        return self._news.next
 
-    def notify(self) -> None:
-        """Wake all waiting calls."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+
+class _News:
+    """Wakes all who wait for the next news."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def come(self) -> None:
+        self.next.set()
+        self.next = asyncio.Event()

@@ -1,10 +1,7 @@
-"""The journal: what the job master decided, written to the coordination store in groups.
+"""The journal: what the engine decided, written to the coordination store in groups.
 
-A change is *staged* as a key and a function that gives its value when it is written, so that many
-changes of one record cost one write. Everything staged goes out in transactions of at most 128
-operations, in the order in which the keys were staged first; ``durable`` waits for it. A removal is
-never written before anything that was staged before it: it does not take the place of a change of
-the same record that still waits.
+``Outbox`` says which records are to be written, with their values, and in which order. They go out
+in transactions of at most 128 operations; ``durable`` waits for all that is staged.
 
 Every transaction holds only while the ``master`` key is the one that this job master created
 (fencing), and while nothing was journalled since its last one: a transaction whose outcome is
@@ -18,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
 
+from backstay.backoff import Backoff
 from backstay.consensus.records.jobs import JournalRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import (
@@ -36,35 +32,25 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store.follow import FencingToken
 from backstay.errors import LeaseLost, NotJobMaster, StoreUnavailable
+from backstay.job_engine.outbox import Outbox
 
-__all__ = ["Journal", "Render"]
-
-# Gives the value to write, or None if the key is to go.
-Render: TypeAlias = Callable[[], str | None]
+__all__ = ["Journal"]
 
 # One operation is the journal's own key.
 CHANGES_MAX = OPERATIONS_MAX - 1
 BYTES_MAX = VALUE_BYTES_MAX
-RETRY_PAUSE_MIN_S = 0.02
-RETRY_PAUSE_MAX_S = 0.5
+RETRY = Backoff(first_s=0.02, longest_s=0.5)
 
 log = logging.getLogger(__name__)
 
 
-class _Change(NamedTuple):
-    number: int
-    render: Render
-
-
-class _Place(NamedTuple):
-    """What is staged: a change of a record, or its removal after that."""
-
-    key: str
-    removes: bool = False
-
-
 class Journal:
-    """The writes of one job master; belongs to one event loop."""
+    """The writes of one job master; belongs to one event loop.
+
+    Attributes:
+        outbox: Where changes of the records are staged.
+        trouble: Why nothing can be written now; empty: it can.
+    """
 
     def __init__(
         self,
@@ -90,12 +76,9 @@ class Journal:
         self._revision = 0
         self._written = 0
         self._last: JournalRecord | None = None
-        # In the order in which they were staged first since their last write: by number.
-        self._pending: dict[_Place, _Change] = {}
-        self._in_flight: dict[_Place, _Change] = {}
-        self._staged = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
+        self.outbox = Outbox(self._wake.set)
         self._failure: Exception | None = None
         self.trouble = ""
 
@@ -124,40 +107,6 @@ class Journal:
         self._last = JournalRecord(self._instance, record.number if record is not None else 0)
         self._wake.set()
 
-    def stage(self, key: str, render: Render) -> None:
-        """Have a record written soon.
-
-        Args:
-            key: Its key.
-            render: Called when it is written, perhaps more than once; None: the key goes.
-        """
-        self._staged += 1
-        self._pending.pop(_Place(key, removes=True), None)
-        before = self._pending.get(_Place(key))
-        number = self._staged if before is None else before.number
-        self._pending[_Place(key)] = _Change(number, render)
-        self._wake.set()
-
-    def stage_first(self, key: str, render: Render) -> None:
-        """Have a record written before all that is not written by now, or with it."""
-        self._staged += 1
-        self._pending.pop(_Place(key, removes=True), None)
-        self._pending.pop(_Place(key), None)
-        waiting = (*self._in_flight.values(), *self._pending.values())
-        number = min((one.number for one in waiting), default=self._staged) - 1
-        self._pending = {_Place(key): _Change(number, render), **self._pending}
-        self._wake.set()
-
-    def stage_text(self, key: str, text: str) -> None:
-        """Have a record written soon, as it is."""
-        self.stage(key, lambda: text)
-
-    def stage_removal(self, key: str) -> None:
-        """Have a record removed soon, but not before what is staged by now is written."""
-        self._staged += 1
-        self._pending.setdefault(_Place(key, removes=True), _Change(self._staged, lambda: None))
-        self._wake.set()
-
     async def durable(self, timeout_s: float) -> None:
         """Wait until everything that is staged by now is written.
 
@@ -167,10 +116,10 @@ class Journal:
         """
         if self._failure is not None:
             raise self._failure
-        if not self._pending and not self._in_flight:
+        if self.outbox.is_empty:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._staged, done))
+        self._waiting.append((self.outbox.staged, done))
         try:
             await asyncio.wait_for(done, timeout_s)
         except asyncio.TimeoutError:
@@ -188,10 +137,10 @@ class Journal:
                 and run again: nothing that was staged is lost.
             StoreError: The store refuses this client, or has lost its data.
         """
-        pause_s = RETRY_PAUSE_MIN_S
+        retries = RETRY.begin()
         while True:
             self._wake.clear()
-            if not self._pending:
+            if not self.outbox.waits:
                 await self._wake.wait()
                 continue
             try:
@@ -200,12 +149,12 @@ class Journal:
                 if not self.trouble:
                     log.warning("the journal waits for the coordination store: %s", error)
                 self.trouble = str(error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+                await asyncio.sleep(retries.next_s())
             else:
                 if self.trouble:
                     log.info("the coordination store answers again")
-                self.trouble, pause_s = "", RETRY_PAUSE_MIN_S
+                self.trouble = ""
+                retries.reset()
 
     def fail(self, error: Exception) -> None:
         """Let all waiting calls know that nothing will be written any more."""
@@ -219,7 +168,7 @@ class Journal:
         """Write one group; what it held is staged again if that did not succeed."""
         assert self._token is not None
         assert self._last is not None
-        self._in_flight, operations = self._next_group()
+        operations = self._next_group()
         record = JournalRecord(self._instance, self._last.number + 1)
         operations.append(Put(self._keys.journal, record.to_json()))
         succeeded = False
@@ -237,11 +186,11 @@ class Journal:
             succeeded = result.succeeded
         finally:
             if not succeeded:
-                self._stage_again()
+                self.outbox.not_written()
         if succeeded:
             self._revision, self._last = result.revision, record
             self._written += 1
-            self._in_flight = {}
+            self.outbox.written()
             self._tell()
             return
         master, journal = result.results
@@ -254,39 +203,15 @@ class Journal:
         self._revision = journal.mod_revision
         self._last = JournalRecord.from_json(journal.value)
 
-    def _next_group(self) -> tuple[dict[_Place, _Change], list[Operation]]:
-        """Take the oldest pending changes, as many as fit."""
-        group: dict[_Place, _Change] = {}
-        operations: list[Operation] = []
-        size = 0
-        for place, change in self._pending.items():
-            key, value = place.key, change.render()
-            size += len(key) + len(value or "")
-            # No key may be in a transaction twice.
-            is_twice = place.removes and _Place(key) in group
-            if group and (len(group) == self._changes_max or size > BYTES_MAX or is_twice):
-                break
-            group[place] = change
-            operations.append(Delete(key) if value is None else Put(key, value))
-        for place in group:
-            del self._pending[place]
-        return group, operations
-
-    def _stage_again(self) -> None:
-        """Put the group back in front; what was staged since wins, at the older place."""
-        again = {
-            place: _Change(change.number, self._pending.get(place, change).render)
-            for place, change in self._in_flight.items()
-        }
-        self._pending = {**self._pending, **again}
-        self._pending = dict(sorted(self._pending.items(), key=lambda item: item[1].number))
-        self._in_flight = {}
-        self._wake.set()
+    def _next_group(self) -> list[Operation]:
+        return [
+            Delete(write.key) if write.value is None else Put(write.key, write.value)
+            for write in self.outbox.take(self._changes_max, BYTES_MAX)
+        ]
 
     def _tell(self) -> None:
         """Wake those whose changes are written."""
-        oldest = next(iter(self._pending.values())).number if self._pending else self._staged + 1
-        while self._waiting and self._waiting[0][0] < oldest:
+        while self._waiting and self._waiting[0][0] < self.outbox.oldest:
             _, done = self._waiting.popleft()
             if not done.done():
                 done.set_result(None)

@@ -85,5 +85,5 @@ class LagReport:
             log.warning("%s: %s; the job goes on", what, trouble)
         self._said[what] = trouble
         # While the source is away, that is said once.
-        self._job.note_trouble(what, "" if self._job.source_trouble else trouble)
+        self._job.note_trouble(what, "" if self._job.stream.source_trouble else trouble)
         return answer

@@ -2,7 +2,7 @@
 
 The job master wishes, a launcher makes it so and reports (``job_engine.launch`` has the values).
 The field ``launcher`` of the job file says which one (``launcher_class``). Each is a class of the
-shape of ``Launcher``, and ``LaunchFollower`` joins it to the job master. Both run in the command,
+shape of ``Launcher``, and ``LaunchLoop`` joins it to the job master. Both run in the command,
 which reaches the job master by gRPC, or in the job master's process (``hosted_launcher``).
 
 It imports ``job_engine``, ``job_spec``, ``backstay.errors`` and the messages. It starts no process.
@@ -16,8 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from types import TracebackType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from backstay._proto.v1 import job_pb2
 from backstay.errors import BackstayError
@@ -26,10 +25,11 @@ from backstay.job_spec import LAUNCHERS, JobSpec
 
 __all__ = [
     "PATIENCE",
-    "LaunchFollower",
+    "LaunchLoop",
     "Launcher",
     "LauncherPort",
     "WorkerProgram",
+    "class_at",
     "launcher_class",
     "report_message",
     "report_of",
@@ -114,10 +114,15 @@ class Launcher(Protocol):
         """
 
 
+def class_at(place: str) -> Any:
+    """Return the class that ``module:Class`` names."""
+    module, _, kind = place.partition(":")
+    return getattr(importlib.import_module(module), kind)
+
+
 def launcher_class(name: str) -> type[Launcher]:
     """Return the class that ``LAUNCHERS`` has for a value of the job file's ``launcher``."""
-    module, _, kind = LAUNCHERS[name].partition(":")
-    found: type[Launcher] = getattr(importlib.import_module(module), kind)
+    found: type[Launcher] = class_at(LAUNCHERS[name].workers)
     return found
 
 
@@ -132,7 +137,12 @@ class LauncherPort(Protocol):
         """
 
 
-class LaunchFollower:
+def _log_trouble(trouble: str) -> None:
+    if trouble:
+        log.warning("the job master does not answer the launcher: %s", trouble)
+
+
+class LaunchLoop:
     """Passes the job master's wish to the launcher, in a thread that lives inside ``with``.
 
     It goes on when another job master takes over. While none answers, the workers stay as they are.
@@ -143,7 +153,7 @@ class LaunchFollower:
         launcher: Launcher,
         master: LauncherPort,
         *,
-        on_trouble: Callable[[str], None],
+        on_trouble: Callable[[str], None] = _log_trouble,
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
         trouble_after_s: float = TROUBLE_AFTER_S,
     ) -> None:
@@ -167,16 +177,11 @@ class LaunchFollower:
         self._wanted: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
 
-    def __enter__(self) -> LaunchFollower:
+    def __enter__(self) -> LaunchLoop:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join(JOIN_S)
         self._launcher.close()

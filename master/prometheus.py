@@ -1,7 +1,7 @@
 """The figures of a job for Prometheus, made at each scrape from the status of the job.
 
 A job whose address cannot be listened on goes on without: that is its trouble, and is tried again.
-docs/reference/job-metrics.md has every metric, and a test compares. May import the endpoint, the
+The text of each metric is its row of docs/reference/job-metrics.md. May import the endpoint, the
 job and its status; decides nothing.
 """
 
@@ -25,7 +25,7 @@ from backstay.job_spec import JobSpec
 from backstay.master.job import Job
 from backstay.metrics_endpoint import MetricsEndpoint, doubling_buckets
 
-__all__ = ["JobCollector", "serve_metrics"]
+__all__ = ["JobCollector", "groups", "serve_metrics"]
 
 RETRY_PAUSE_S = 5.0
 # A scrape waits so long for the event loop.
@@ -34,9 +34,10 @@ STATUS_LIMIT_S = 5.0
 HISTOGRAMS_MAX = 256
 STATES = ("running", "done", "stopped", "failed", "unsaved")
 SCORES = {
-    "auc": "Area under the curve of predictions made before training.",
-    "logloss": "Logloss of predictions made before training.",
-    "calibration": "Mean prediction over the observed rate.",
+    "auc": "Area under the curve of predictions made before training, over the last window or "
+    "decayed; value: of the column `by`, empty for all records. No sample: not known.",
+    "logloss": "Logloss of those predictions, likewise.",
+    "calibration": "Mean prediction over the observed rate, likewise.",
 }
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,19 @@ class JobCollector(Collector):
         status = self._status()
         if status is None:
             return ()
-        families = itertools.chain(
-            _job(status), _stream(status), _progressive(status.progressive, self._spec)
-        )
-        made = [family.of(self._spec.name) for family in families]
-        return [*made, _staleness(status, self._spec.name)]
+        return itertools.chain.from_iterable(groups(status, self._spec).values())
+
+
+def groups(status: job_pb2.JobStatus, spec: JobSpec) -> dict[str, list[Metric]]:
+    """Return every metric of a job, by the table of docs/reference/job-metrics.md that has it."""
+    made = {
+        "job": _job(status),
+        "stream": _stream(status),
+        "progressive": _progressive(status.progressive, spec),
+    }
+    metrics = {name: [one.of(spec.name) for one in some] for name, some in made.items()}
+    metrics["job"].append(_staleness(status, spec.name))
+    return metrics
 
 
 class _Family:
@@ -90,22 +99,34 @@ class _Family:
 
 def _job(status: job_pb2.JobStatus) -> Iterator[_Family]:
     states = {(state,): float(state == status.state) for state in STATES}
-    yield _Family("state", "1 for the present state.", states, ("state",))
+    yield _Family(
+        "state",
+        "1 for the present state: running, done, stopped, failed or unsaved.",
+        states,
+        ("state",),
+    )
     yield _Family("examples", "Records of done tasks.", status.examples, is_counter=True)
     yield _Family("steps", "Batches of all workers.", status.steps, is_counter=True)
-    yield _Family("examples_per_second", "Of the workers alive.", status.examples_per_s)
+    yield _Family(
+        "examples_per_second", "Records a second of the workers alive.", status.examples_per_s
+    )
     losses = {(): status.loss} if status.HasField("loss") else {}
     yield _Family("loss", "Mean of the workers' last losses.", losses)
     workers = {
         ("alive",): float(sum(worker.alive for worker in status.workers)),
         ("desired",): float(status.workers_desired),
     }
-    yield _Family("workers", "How many there are, and are wanted.", workers, ("kind",))
+    yield _Family("workers", "Workers alive and desired.", workers, ("kind",))
     tasks = {
         (name,): float(getattr(status.tasks, name))
         for name in ("todo", "doing", "done", "dead_letters")
     }
-    yield _Family("tasks", "Tasks of the round under way.", tasks, ("state",))
+    yield _Family(
+        "tasks",
+        "Tasks of the round under way: todo, doing, done, or dead letters.",
+        tasks,
+        ("state",),
+    )
     yield _Family("bad_records", "Damaged records that were skipped.", status.bad_records)
     yield _Family("dead_letters", "Tasks that failed for good.", status.dead_letters)
 
@@ -118,7 +139,8 @@ def _staleness(status: job_pb2.JobStatus, job: str) -> Metric:
         by_name.setdefault(name, []).append(one)
     family = HistogramMetricFamily(
         "backstay_job_push_staleness",
-        "Slots of pushes by the mean staleness of their push.",
+        "Slots of pushes by the mean staleness of their push, since the worker's process began. "
+        "With more than 256 workers all of them together.",
         labels=("job", "worker"),
     )
     for name, some in by_name.items():
@@ -134,9 +156,11 @@ def _stream(status: job_pb2.JobStatus) -> Iterator[_Family]:
         return
     told = status.stream
     records = {(): float(told.lag_records)} if told.HasField("lag_records") else {}
-    yield _Family("lag_records", "Records that are there and not done.", records)
+    yield _Family(
+        "lag_records", "Records that are there and not done. No sample: not known.", records
+    )
     seconds = {(): told.lag_s} if told.HasField("lag_s") else {}
-    yield _Family("lag_seconds", "Age of the oldest of them.", seconds)
+    yield _Family("lag_seconds", "Age of the oldest of them. No sample: not known.", seconds)
     yield _Family(
         "dropped_records",
         "Records that the source dropped before they were taken.",
@@ -171,7 +195,7 @@ def _progressive(told: job_pb2.ProgressiveStatus, spec: JobSpec) -> Iterator[_Fa
     # They begin with their rule.
     active = tuple(told.alerts)
     alerts = {(one.text,): float(any(_is_of(one.text, it) for it in active)) for one in spec.alerts}
-    yield _Family("alert", "1 while the alert holds.", alerts, ("alert",))
+    yield _Family("alert", "1 while the alert holds; its label is its rule.", alerts, ("alert",))
 
 
 def _is_of(rule: str, words: str) -> bool:

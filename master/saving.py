@@ -12,6 +12,7 @@ import logging
 import time
 from typing import Any, Literal, NamedTuple
 
+from backstay.backoff import Backoff
 from backstay.cluster.checkpoints import Checkpoints, Restored
 from backstay.consensus.records.jobs import JOBS_PROGRESS
 from backstay.errors import (
@@ -34,8 +35,7 @@ __all__ = ["Saving", "check_own", "incarnation_of", "restored_job"]
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
 # Between two tries of the last checkpoint; doubled each time, up to the last.
-TRY_PAUSE_FIRST_S = 1.0
-TRY_PAUSE_MAX_S = 30.0
+RETRY = Backoff(first_s=1.0, longest_s=30.0)
 # How long the last checkpoint is tried on servers that outlive the job.
 LAST_SAVE_S = 120.0
 # A save that says nothing for so long is not waited for; the servers give one up before that.
@@ -192,7 +192,7 @@ class Saving:
     def try_now(self) -> bool:
         """Try a last checkpoint at once that could not be written; whether there is one."""
         self._try_now.set()
-        return bool(self._job.unsaved)
+        return bool(self._job.checkpoints.unsaved)
 
     def _limit_s(self) -> float:
         return self._job.spec.checkpoint.unsaved_wait_s if self._servers_end else LAST_SAVE_S
@@ -321,7 +321,7 @@ class _SaveRetries:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._pause_s = TRY_PAUSE_FIRST_S / 2
+        self._retries = RETRY.begin()
         self._first_s: float | None = None
 
     def are_over(self) -> bool:
@@ -330,5 +330,4 @@ class _SaveRetries:
         return now_s - self._first_s >= self._limit_s
 
     def next_pause_s(self) -> float:
-        self._pause_s = min(2 * self._pause_s, TRY_PAUSE_MAX_S)
-        return self._pause_s
+        return self._retries.next_s()

@@ -1,15 +1,11 @@
 """``backstay master``: runs the job master until the job is over.
 
-The only module of the job master that reads arguments and prints. Exit codes: 0 the job is done or
-was stopped, 1 this process cannot go on, 2 a setting, the job or its data is wrong, 3 it cannot
-listen, 4 another process is the job master now, 5 the job failed, or its last checkpoint could not
-be written.
+The only module of the job master that reads arguments and prints.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -24,7 +20,6 @@ from backstay.config import ENDPOINT_VARIABLES, ClientConfig, required_endpoints
 from backstay.consensus.records.jobs import RunState
 from backstay.errors import (
     BackstayError,
-    ConfigError,
     DataError,
     InvalidRequest,
     JobRefused,
@@ -32,26 +27,31 @@ from backstay.errors import (
     NotJobMaster,
     StoreAuthError,
 )
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import MASTER_CODES, ExitCode
+from backstay.exits import examples, exit_on_error
 from backstay.job_spec import JobSpec
 from backstay.lifeline import Lifeline
 from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
 
-__all__ = ["EXIT_FAILED", "EXIT_JOB_FAILED", "EXIT_REPLACED", "main"]
+__all__ = ["main"]
 
-EXIT_FAILED = 1
-EXIT_CANNOT_LISTEN = 3
-EXIT_REPLACED = 4
-EXIT_JOB_FAILED = 5
 # After the end of the process that started this one; its servers may have gone with it.
 GRACE_S = 15.0
 
-log = logging.getLogger(__name__)
+# What another process would meet again, and what has a code of its own.
+OTHER_CODES: dict[type[BackstayError], ExitCode] = {
+    ListenError: ExitCode.CANNOT_LISTEN,
+    NotJobMaster: ExitCode.REPLACED,
+    **dict.fromkeys(
+        (StoreAuthError, JobRefused, DataError, InvalidRequest), ExitCode.WRONG_SETTING
+    ),
+}
+END_CODES = {"failed": ExitCode.JOB_FAILED, "unsaved": ExitCode.UNSAVED}
 
 
-@click.command(name="master")
+@click.command(name="master", epilog=examples(MASTER_CODES, "backstay master job.json"))
 @click.argument("spec_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--endpoint",
@@ -117,7 +117,7 @@ def main(
     file that BACKSTAY_CONFIG names. The same job again goes on where it was.
     """
     parent = lifeline.attach(grace_s=GRACE_S)
-    try:
+    with exit_on_error(ExitCode.FAILED, others=OTHER_CODES):
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         config = MasterConfig(
             endpoints=tuple(parse_endpoints(required_endpoints(os.environ, endpoint))),
@@ -137,16 +137,7 @@ def main(
         # Signals are not handled yet, so a signal ends this wait at once.
         reach(config.endpoints, config.client)
         state = asyncio.run(_run(config, spec, instance, parent))
-    except ListenError as error:
-        _fail(error, EXIT_CANNOT_LISTEN)
-    except (ConfigError, StoreAuthError, JobRefused, DataError, InvalidRequest) as error:
-        # Another process would fare alike.
-        _fail(error, EXIT_WRONG_SETTING)
-    except NotJobMaster as error:
-        _fail(error, EXIT_REPLACED)
-    except BackstayError as error:
-        _fail(error, EXIT_FAILED)
-    sys.exit(EXIT_JOB_FAILED if state in ("failed", "unsaved") else 0)
+    sys.exit(END_CODES.get(state, ExitCode.OK))
 
 
 async def _run(
@@ -166,11 +157,6 @@ async def _run(
     if parent is not None:
         parent.stop_by(lambda: loop.call_soon_threadsafe(host.stop), grace_s=GRACE_S)
     return await host.run()
-
-
-def _fail(error: BackstayError, exit_code: int) -> None:
-    click.echo(f"Error: {error}", err=True)
-    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -58,29 +58,39 @@ STALENESS_BUCKETS_MAX = 32
 class JobService(job_pb2_grpc.JobServiceServicer):
     """The services of one job master."""
 
-    def __init__(self, own: MasterRecord) -> None:
-        """Prepare; ``job`` is None until the job is open here.
+    def __init__(
+        self,
+        own: MasterRecord,
+        job: Job,
+        launches: LaunchHandler,
+        *,
+        on_stop: Callable[[bool], None],
+        try_save_now: Callable[[], bool],
+    ) -> None:
+        """Prepare; call it while the event loop runs.
 
         Args:
             own: This process.
+            job: The job, which is open.
+            launches: Answers its launcher.
+            on_stop: Takes ``keep_state`` when an operator stops the job.
+            try_save_now: Tries a last checkpoint at once that could not be written; says whether
+                there is one.
         """
         self._own = own
-        self.job: Job | None = None
+        self._job = job
+        self._launches = launches
+        self._on_stop = on_stop
+        self._try_save_now = try_save_now
         self._told = job_pb2.JobStatus()
         self._told_until_s = 0.0
-        self.launch_handler: LaunchHandler | None = None
-        # Done when this process stops to serve; made with the first call stream.
-        self._stopping: asyncio.Future[None] | None = None
-        # Takes keep_state when an operator stops the job.
-        self.on_stop: Callable[[bool], None] | None = None
-        # Tries a last checkpoint at once that could not be written.
-        self.try_save_now: Callable[[], bool] = lambda: False
+        # Done when this process stops to serve.
+        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end_streams(self) -> None:
         """Have call streams answer what they have read, and end."""
-        stopping = self._stopping_future()
-        if not stopping.done():
-            stopping.set_result(None)
+        if not self._stopping.done():
+            self._stopping.set_result(None)
 
     # Workers.
 
@@ -93,13 +103,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             "complete": lambda request: self.Complete(request, context),
         }
         stream = CallStream(self._renew, handlers, context)
-        await stream.serve(self._stopping_future())
+        await stream.serve(self._stopping)
 
     async def Join(  # noqa: N802
         self, request: job_pb2.JoinRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.JoinResponse:
         """Take note of a worker."""
-        job = self._open()
+        job = self._job
         who = request.worker
         job.join(who.id, who.instance, who.host, who.pid)
         return job_pb2.JoinResponse(
@@ -113,7 +123,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.DeclareTablesRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.DeclareTablesResponse:
         """Take or compare the names of the job's tables."""
-        job = self._open()
+        job = self._job
         known = self._heard(job, request.worker)
         job.declare_tables(request.names, request.notes, worker=known.id)
         await job.journal.durable(DURABLE_S)
@@ -123,7 +133,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.GetTaskRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.GetTaskResponse:
         """Give a task; waits a little for one."""
-        job = self._open()
+        job = self._job
         known = self._heard(job, request.worker)
         job.closed((one.pass_number, one.task) for one in request.closed_streams)
         answer = job_pb2.GetTaskResponse()
@@ -160,7 +170,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.CompleteRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.CompleteResponse:
         """Take note that a task is done."""
-        job = self._open()
+        job = self._job
         known = self._heard(job, request.worker)
         round_id, lease = _known_lease(job, known.id, request.lease)
         counts, _ = job.complete(
@@ -182,7 +192,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.GiveBackRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.GiveBackResponse:
         """End a lease for no fault of the task."""
-        job = self._open()
+        job = self._job
         known = self._heard(job, request.worker)
         round_id, lease = _known_lease(job, known.id, request.lease)
         job.give_back(known.id, round_id, lease, request.reason, scored=_scored(request.lease))
@@ -193,7 +203,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.FailRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.FailResponse:
         """End a lease because the task failed."""
-        job = self._open()
+        job = self._job
         known = self._heard(job, request.worker)
         round_id, lease = _known_lease(job, known.id, request.lease)
         bad = "".join(
@@ -215,7 +225,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.LeaveRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.LeaveResponse:
         """Let a worker go."""
-        job = self._open()
+        job = self._job
         known = self._heard(job, request.worker)
         job.drop_worker(known.id, request.reason or "it leaves")
         await job.journal.durable(DURABLE_S)
@@ -227,13 +237,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.GetJobRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.JobStatus:
         """Tell how the job goes."""
-        return self.status_of(self._open())
+        return self.status()
 
     async def Scale(  # noqa: N802
         self, request: job_pb2.ScaleRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.ScaleResponse:
         """Have another number of workers."""
-        job = self._open()
+        job = self._job
         before = job.scale(request.workers)
         await job.journal.durable(DURABLE_S)
         return job_pb2.ScaleResponse(before=before)
@@ -242,9 +252,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.StopRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.StopResponse:
         """End the job."""
-        job = self._open()
-        if self.on_stop is not None:
-            self.on_stop(request.keep_state)
+        job = self._job
+        self._on_stop(request.keep_state)
         reason, left = request.reason or "stopped by a command", 0
         if request.when_done and job.spec.is_stream:
             left = job.stop_taking(reason)
@@ -257,30 +266,29 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.ListDeadLettersRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.ListDeadLettersResponse:
         """Return the tasks that failed for good."""
-        return job_pb2.ListDeadLettersResponse(tasks=dead_letters(self._open()))
+        return job_pb2.ListDeadLettersResponse(tasks=dead_letters(self._job))
 
     async def RetryDeadLetters(  # noqa: N802
         self, request: job_pb2.RetryDeadLettersRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.RetryDeadLettersResponse:
         """Give dead-lettered tasks their tries again."""
-        job = self._open()
+        job = self._job
         count = job.retry_dead_letters(request.numbers)
         await job.journal.durable(DURABLE_S)
-        return job_pb2.RetryDeadLettersResponse(tasks=count, saves=self.try_save_now())
+        return job_pb2.RetryDeadLettersResponse(tasks=count, saves=self._try_save_now())
 
     async def Launch(  # noqa: N802
         self, request: job_pb2.LaunchRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.LaunchResponse:
         """Hear what runs, tell what should."""
-        if self.launch_handler is None:
-            raise NotJobMaster("the job is not open here yet")
-        wish = await self.launch_handler.exchange(
+        wish = await self._launches.exchange(
             report_of(request), known_version=request.known_version, wait_ms=request.wait_ms
         )
         return wish_message(wish)
 
-    def status_of(self, job: Job) -> job_pb2.JobStatus:
-        """Return how a job goes; with many workers the same for a while."""
+    def status(self) -> job_pb2.JobStatus:
+        """Return how the job goes; with many workers the same for a while."""
+        job = self._job
         now_s = job.now()
         if now_s >= self._told_until_s or self._told.state != job.state.state:
             self._told = job_status(job, self._own, time.time_ns() // 1_000_000)
@@ -290,18 +298,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
 
     # How it is done.
 
-    def _stopping_future(self) -> asyncio.Future[None]:
-        if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_future()
-        return self._stopping
-
-    def _open(self) -> Job:
-        if self.job is None:
-            raise NotJobMaster("this process is not the job master, or not yet; ask again")
-        return self.job
-
     def _renew(self, request: job_pb2.RenewLeasesRequest) -> job_pb2.RenewLeasesResponse:
-        job = self._open()
+        job = self._job
         known = self._heard(job, request.worker)
         signs = WorkerSigns(
             request.examples,

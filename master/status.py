@@ -51,9 +51,9 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
     status = job_pb2.JobStatus(
         job=job.spec.name,
         uid=job.identity.uid,
-        state="unsaved" if job.unsaved else job.state.state,
-        reason=f"the last checkpoint is not written yet: {job.unsaved}"
-        if job.unsaved and not job.is_over
+        state="unsaved" if job.checkpoints.unsaved else job.state.state,
+        reason=f"the last checkpoint is not written yet: {job.checkpoints.unsaved}"
+        if job.checkpoints.unsaved and not job.is_over
         else job.state.reason,
         passes=_passes(job.spec),
         examples=job.figures["examples"],
@@ -71,8 +71,8 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         now_ms=now_ms,
         master_starts=job.state.starts,
         inexact=job.state.inexact,
-        saving=job.saves_still or (bool(job.unsaved) and not job.is_over),
-        checkpoints_failed=job.checkpoints_failed,
+        saving=job.saves_still or (bool(job.checkpoints.unsaved) and not job.is_over),
+        checkpoints_failed=job.checkpoints.failed,
         checkpoint_url=job.state.checkpoint_url,
         table_notes=job.state.table_notes,
         went_back=job.figures["went_back"],

@@ -1,6 +1,6 @@
 """Sees to a job's rows at the end of each pass: asks the servers to decay and expire them.
 
-The engine says what is due (``job_engine.events.upkeeps``), ``cluster.upkeep`` does it. Calls to
+The engine says what is due (``job_engine.upkeeps``), ``cluster.upkeep`` does it. Calls to
 the cluster block, so a thread makes them.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 
+from backstay.backoff import Backoff
 from backstay.cluster.directory import Directory
 from backstay.cluster.upkeep import EndedPass, Upkeep, end_pass, keeps_rows_of
 from backstay.config import ClientConfig
@@ -22,8 +23,7 @@ __all__ = ["RowUpkeep"]
 # Another try would fare alike.
 FINAL = (ConfigError, InvalidRequest, UnknownTable)
 WRITE_LIMIT_S = 10.0
-PAUSE_FIRST_S = 1.0
-PAUSE_MAX_S = 30.0
+RETRY = Backoff(first_s=1.0, longest_s=30.0)
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ class RowUpkeep:
 
     async def run(self) -> None:
         """See to the rows whenever a pass has ended; never returns."""
-        job, pause_s = self._job, PAUSE_FIRST_S
+        job, retries = self._job, RETRY.begin()
         tried: PassUpkeep | None = None
         while True:
-            changed, due = job.changed, job.upkeep_due
+            changed, due = job.changed, job.upkeeps.due
             if due is None or job.is_over:
                 await changed.wait()
                 continue
@@ -66,10 +66,9 @@ class RowUpkeep:
             except BackstayError as error:
                 job.note_trouble("lifetime", f"rows wait for decay and expiry: {error}")
                 log.warning("decay and expiry after pass %d: %s", due.pass_number, error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                await asyncio.sleep(retries.next_s())
                 continue
-            pause_s = PAUSE_FIRST_S
+            retries.reset()
             job.note_upkeep(due, expired=done.expired, changed=done.changed)
             trouble = done.trouble(due.pass_number, is_first_try=is_first_try)
             if done.not_decayed and is_first_try:

@@ -1,7 +1,6 @@
 """``backstay local``: a cluster on this machine, and a command run against it.
 
-Exit codes: the command's own (128 + n if signal n ended it); 0 after Ctrl-C without a command;
-1 the servers did not start; 2 wrong arguments; 127 there is no such command.
+It ends with the command's exit code, 128 + n if signal n ended it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -19,31 +18,19 @@ import click
 from rich.console import Console
 
 from backstay._version import __version__
-from backstay.errors import ConfigError, ServerEndedError, ServerStartError
+from backstay.errors import ServerEndedError
+from backstay.exit_codes import LOCAL_CODES, SIGNAL_BASE, ExitCode
+from backstay.exits import examples, exit_on_error
 from backstay.profiles import PROFILES
 from backstay.pserver.local_cluster import SERVERS_MAX, LocalCluster
 
 __all__ = ["main"]
 
-EXIT_NOT_STARTED = 1
-EXIT_WRONG_ARGUMENTS = 2
-EXIT_NO_SUCH_COMMAND = 127
-EXIT_SIGNAL_BASE = 128
-
-EXAMPLES = """
-\b
-Examples:
-  Train against three servers:
-    backstay local -n 3 -- python train.py
-\b
-  Keep two servers running until Ctrl-C, and their logs:
-    backstay local -n 2 --log-dir ./logs
-\b
-The command finds the servers in PADDLE_PSERVERS_IP_PORT_LIST and BACKSTAY_ENDPOINT.
-\b
-Exit codes: the command's own (128 + n if signal n ended it); 0 after Ctrl-C without a
-command; 1 the servers did not start; 2 wrong arguments; 127 there is no such command.
-"""
+EPILOG = examples(
+    LOCAL_CODES,
+    "backstay local -n 3 -- python train.py",
+    "backstay local -n 2 --log-dir ./logs    # two servers, until Ctrl-C",
+)
 
 
 @click.group()
@@ -53,7 +40,7 @@ def main() -> None:
 
 
 @main.command(
-    epilog=EXAMPLES,
+    epilog=EPILOG,
     # What follows the first argument belongs to the command, options included.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
@@ -97,23 +84,17 @@ def local(
 ) -> None:
     """Start servers on free loopback ports, run COMMAND against them, and stop them.
 
-    Without COMMAND, print the addresses and run until Ctrl-C.
+    COMMAND finds the servers in PADDLE_PSERVERS_IP_PORT_LIST and BACKSTAY_ENDPOINT, and its exit
+    code is that of this command. Without it, print the addresses and run until Ctrl-C.
     """
     given = {"slot_count": slot_count, "replicas": replicas, "profile": profile}
     settings = {name: value for name, value in given.items() if value is not None}
-    try:
+    exit_code: int = ExitCode.OK
+    with exit_on_error(ExitCode.FAILED), suppress(_Stopped):
         cluster = LocalCluster(servers, directory=log_dir, settings=settings)
         with _stop_signals() as stops, cluster, cluster.following_plans():
             exit_code = _run(cluster, command, stops) if command else _wait(cluster)
             _warn_if_dead(cluster)
-    except _Stopped:
-        sys.exit(0)
-    except ConfigError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(EXIT_WRONG_ARGUMENTS)
-    except ServerStartError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(EXIT_NOT_STARTED)
     sys.exit(exit_code)
 
 
@@ -153,11 +134,11 @@ def _run(cluster: LocalCluster, command: Sequence[str], stops: _Stops) -> int:
         process = subprocess.Popen(command, env={**os.environ, **cluster.environment()})
     except OSError as error:
         click.echo(f"Error: cannot run {command[0]!r}: {error.strerror}", err=True)
-        return EXIT_NO_SUCH_COMMAND
+        return ExitCode.NO_SUCH_COMMAND
     stops.command = process
     code = process.wait()
     stops.command = None
-    return EXIT_SIGNAL_BASE - code if code < 0 else code
+    return SIGNAL_BASE - code if code < 0 else code
 
 
 def _wait(cluster: LocalCluster) -> int:

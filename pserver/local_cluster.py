@@ -35,12 +35,13 @@ from backstay.config import (
 )
 from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
+from backstay.exit_codes import ExitCode
 from backstay.profiles import PROFILES, Profile
 from backstay.pserver.free_ports import free_ports
 from backstay.settings import find
 
 if TYPE_CHECKING:
-    from backstay.pserver.provisioning import PlanFollower
+    from backstay.pserver.provisioning import PlanProvider
 
 __all__ = ["LocalCluster", "LocalServer"]
 
@@ -53,7 +54,6 @@ LOG_TAIL_LINES = 20
 LOG_TAIL_BYTES = 16_384
 KILL_WAIT_S = 5.0
 READY_LINE_BYTES_MAX = 4096
-EXIT_CANNOT_LISTEN = 3
 
 
 class _PortTaken(ServerStartError):
@@ -316,11 +316,11 @@ class LocalCluster:
         provision(plan, provisioner)
         return plan
 
-    def following_plans(self) -> PlanFollower:
+    def following_plans(self) -> PlanProvider:
         """Return what starts and cleans up servers, as plans of others ask, from ``with`` on."""
-        from backstay.pserver.provisioning import PlanFollower
+        from backstay.pserver.provisioning import PlanProvider
 
-        return PlanFollower(lambda: self.endpoints, _LocalProvisioner(self), self.client_config())
+        return PlanProvider(lambda: self.endpoints, _LocalProvisioner(self), self.client_config())
 
     def reap(self, node_ids: Collection[str]) -> None:
         """Take servers off the list that were told to end; waits for their end.
@@ -532,7 +532,7 @@ def _take_ready_line(server: LocalServer) -> None:
         return
     # The line is closed: the process has ended or is about to.
     exit_code = server.process.wait()
-    kind = _PortTaken if exit_code == EXIT_CANNOT_LISTEN else ServerStartError
+    kind = _PortTaken if exit_code == ExitCode.CANNOT_LISTEN else ServerStartError
     raise kind(
         f"{server.node_id} at {server.control_address} did not start (exit code {exit_code}); "
         f"its log ends with:\n{server.log_tail()}"

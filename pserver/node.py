@@ -12,10 +12,11 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from backstay import _native
 from backstay._native import DataServer
@@ -30,23 +31,31 @@ from backstay._proto.v1 import (
     tables_pb2_grpc,
     trainers_pb2_grpc,
 )
+from backstay._version import __version__
 from backstay.addresses import split_address
+from backstay.backoff import Backoff
 from backstay.config import ServerConfig
-from backstay.consensus import ClusterMirror, NodeRecord, NodeStatus
+from backstay.consensus import ClusterMirror
+from backstay.consensus.records import MemberRecord
 from backstay.consensus.records.keys import JOBS, Keys
+from backstay.consensus.store import CoordinationStore
 from backstay.consensus.store.opening import OpenedStore, open_store
 from backstay.control_server import ControlServer
-from backstay.errors import ListenError, StoreError, StoreUnavailable
+from backstay.errors import ListenError, ServerUnavailable, StoreError, StoreUnavailable
 from backstay.lifeline import Ready
 from backstay.logs import fields
 from backstay.metrics_endpoint import MetricsEndpoint
-from backstay.pserver.cluster_member import ClusterMember, Identity
+from backstay.pserver.cluster_member import ClusterMember, JoinedParts, NodeParts
 from backstay.pserver.leadership.controller_host import read_events
 from backstay.pserver.membership.cluster_config import join_or_create
+from backstay.pserver.membership.departures import now_s
 from backstay.pserver.membership.handover import slots_to_hand_over
+from backstay.pserver.membership.own_node import OwnNode
+from backstay.pserver.membership.registration import Registration
 from backstay.pserver.memory_limit import find_limit
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.metrics.readiness import Readiness
 from backstay.pserver.replaced_cluster import remove_replaced
 from backstay.pserver.requests.losses import accept_loss
 from backstay.pserver.requests.settings import SettingsKeeper
@@ -61,11 +70,9 @@ from backstay.pserver.services.tables import TablesService
 from backstay.pserver.services.trainers import TrainersService
 from backstay.pserver.tables.creation import TableKeeper
 from backstay.pserver.tables.registry import TableRegistry
-from backstay.tasks import end_tasks, turns
+from backstay.tasks import end_tasks, turns, until_answered
 
 __all__ = ["Node"]
-
-ResultT = TypeVar("ResultT")
 
 SERVICE_NAMES = [
     "backstay.v1.ClusterService",
@@ -84,8 +91,8 @@ CONTROL_GRACE_S = 1.0
 LOOP_TURN_LIMIT_S = 3.0
 # A store that does not answer must not hold up a stop.
 FAREWELL_S = 1.0
-RETRY_PAUSE_MIN_S = 0.05
-RETRY_PAUSE_MAX_S = 2.0
+NOT_JOINED = ServerUnavailable("this node has not joined its cluster yet; repeat the call")
+RETRY = Backoff(first_s=0.05, longest_s=2.0)
 
 log = logging.getLogger(__name__)
 
@@ -110,43 +117,28 @@ class Node:
             limit.limit_bytes,
             limit.reason,
         )
-        self._memory_limit_bytes = limit.limit_bytes
-        self._server = _open_data_server(config, instance, limit.limit_bytes)
-        self._registry = TableRegistry(
+        server = _open_data_server(config, instance, limit.limit_bytes)
+        registry = TableRegistry(
             canonical=_native.canonical_table,
             fits=lambda spec_json: _native.check_table(spec_json, config.slot_count),
             id_of=_native.table_id,
             with_settings=_native.table_with_settings,
             max_tables=config.max_tables,
         )
-        self._keeper = TableKeeper(self._registry, self._server.create_table)
-        self._keys = Keys(config.cluster)
-        self._mirror = ClusterMirror(self._keys)
-        self._figures = ControlFigures(limit.limit_bytes)
-        control_port = split_address("control address", self._control.address)[1]
-        data_port = split_address("data address", self._server.address)[1]
-        self._identity = Identity(
-            node_id=config.node_id,
-            instance=instance,
-            control_address=f"{config.control_host}:{control_port}",
-            data_address=f"{config.data_host}:{data_port}",
-            host=config.host or socket.gethostname(),
+        keys = Keys(config.cluster)
+        self._parts = NodeParts(
+            config=config,
+            keys=keys,
+            mirror=ClusterMirror(keys),
+            own=OwnNode(_first_record(config, instance, self._control.address, server.address)),
+            server=server,
+            registry=registry,
+            keeper=TableKeeper(registry, server.create_table),
+            figures=ControlFigures(limit.limit_bytes),
+            readiness=Readiness(),
         )
-        self._cluster_service = ClusterService(
-            own=self._own,
-            view=self._mirror,
-            registry=self._registry,
-            data_server=self._server,
-            figures=self._figures,
-            cluster_uid=self._cluster_uid,
-        )
-        self._settings_service = SettingsService()
-        self._checkpoint_service = CheckpointService()
-        self._export_service = ExportService()
         self._loop = asyncio.get_running_loop()
-        self._metrics = self._open_metrics()
-        self._member: ClusterMember | None = None
-        self._has_left = False
+        self._metrics = self._open_metrics(limit.limit_bytes)
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -168,132 +160,117 @@ class Node:
             opened = await open_store(self._config)
             stack.push_async_callback(opened.store.close)
             stack.push_async_callback(self._control.stop, CONTROL_GRACE_S)
-            await self._start_control(opened)
-            living = asyncio.create_task(self._live(opened, on_ready))
-            clearing = asyncio.create_task(remove_replaced(self._config))
-            stopping = asyncio.create_task(self._stop.wait())
+            cluster = self._add_services(opened)
+            await self._control.start(SERVICE_NAMES, NOT_JOINED)
+            self._log_start(opened)
+            return await self._live(opened.store, cluster, on_ready)
+
+    async def _live(
+        self, store: CoordinationStore, cluster: ClusterService, on_ready: Callable[[Ready], None]
+    ) -> bool:
+        """Join, and take part until ``stop``; returns as ``run`` does.
+
+        Raises:
+            BackstayError: The node cannot be in this cluster (any more).
+        """
+        stopping = asyncio.create_task(self._stop.wait(), name="the stop")
+        joining = asyncio.create_task(self._join(store), name="joining")
+        tasks: list[asyncio.Task[Any]] = [
+            stopping,
+            joining,
+            asyncio.create_task(remove_replaced(self._config)),
+        ]
+        try:
+            await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                return await self._stop_serving(cluster)
+            member = joining.result()
+            living = asyncio.create_task(member.run(partial(self._ready, on_ready)))
+            tasks.append(living)
+            await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if living.done():
+                # It ends by a failure only, which ends the node.
+                living.result()
+            return await self._leave(member.registration, cluster)
+        finally:
+            await end_tasks(*tasks)
+
+    async def _join(self, store: CoordinationStore) -> ClusterMember:
+        """Join the cluster, or make it, and add the services that need one."""
+        joined = await until_answered(
+            lambda: join_or_create(store, self._parts.keys, self._config),
+            RETRY,
+            StoreUnavailable,
+            self._note_store_away,
+        )
+        self._parts.own.cluster_uid = joined.cluster_uid
+        member = ClusterMember(self._parts, store, joined, on_dismissed=self.stop)
+        self._add_joined_services(store, member.parts)
+        return member
+
+    def _note_store_away(self, error: Exception) -> None:
+        log.warning("waiting for the coordination store: %s", error)
+        self._parts.mirror.set_trouble(f"the coordination store does not answer: {error}")
+
+    async def _ready(self, on_ready: Callable[[Ready], None]) -> None:
+        await self._control.set_serving()
+        own = self._parts.own.record
+        on_ready(Ready(own.node_id, own.control_address, own.data_address, self._metrics_address))
+
+    async def _leave(self, registration: Registration, cluster: ClusterService) -> bool:
+        """Let others take over, end the data plane, and say good-bye."""
+        if registration.is_registered:
+            await self._hand_over(registration)
+        clean = await self._stop_serving(cluster)
+        if registration.is_registered:
             try:
-                await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if living.done():
-                    # It ends by a failure only, which ends the node.
-                    living.result()
-                return await self._leave()
-            finally:
-                await end_tasks(living, stopping, clearing)
-
-    async def _start_control(self, opened: OpenedStore) -> None:
-        self._add_services()
-        store_pb2_grpc.add_StoreServiceServicer_to_server(
-            _store_service(opened), self._control.server
-        )
-        await self._control.start(SERVICE_NAMES)
-        log.info(
-            "%s of cluster %r: control plane at %s, data plane at %s, store: %s",
-            self._identity.node_id,
-            self._config.cluster,
-            self._identity.control_address,
-            self._identity.data_address,
-            opened.description,
-            extra=fields(instance=self._identity.instance),
-        )
-
-    async def _live(self, opened: OpenedStore, on_ready: Callable[[Ready], None]) -> None:
-        """Join, and take part until cancelled or until it fails for good."""
-        joined = await self._until_answered(
-            lambda: join_or_create(opened.store, self._keys, self._config)
-        )
-        self._member = ClusterMember(
-            config=self._config,
-            store=opened.store,
-            keys=self._keys,
-            mirror=self._mirror,
-            joined=joined,
-            identity=self._identity,
-            server=self._server,
-            registry=self._registry,
-            keeper=self._keeper,
-            figures=self._figures,
-            on_dismissed=self.stop,
-        )
-        self._cluster_service.read_events = lambda: read_events(opened.store, self._keys)
-        self._cluster_service.accept_loss = partial(
-            accept_loss, opened.store, self._keys, self._mirror
-        )
-        self._checkpoint_service.parts = self._member.checkpoints
-        self._export_service.parts = self._member.exports
-        self._settings_service.keeper = SettingsKeeper(opened.store, self._keys)
-
-        async def ready() -> None:
-            await self._control.set_serving()
-            own = self._identity
-            on_ready(
-                Ready(own.node_id, own.control_address, own.data_address, self._metrics_address)
-            )
-
-        await self._member.run(ready)
-
-    async def _until_answered(self, ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Ask the store until it answers; say each new reason why it does not."""
-        said, pause_s = "", RETRY_PAUSE_MIN_S
-        while True:
-            try:
-                return await ask()
-            except StoreUnavailable as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("waiting for the coordination store: %s", said)
-                    self._mirror.set_trouble(f"the coordination store does not answer: {said}")
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
-
-    async def _leave(self) -> bool:
-        log.info("stopping")
-        member = self._member
-        if member is not None and member.is_registered:
-            await self._hand_over(member)
-        self._has_left = True
-        await self._control.set_not_serving()
-        self._cluster_service.end_streams()
-        grace_ms = self._config.stop_grace_ms
-        clean = await asyncio.to_thread(self._server.stop, grace_ms)
-        if not clean:
-            log.error("requests were still under way after %d ms and were cut off", grace_ms)
-        if member is not None and member.is_registered:
-            try:
-                await asyncio.wait_for(member.leave(), FAREWELL_S)
+                # No node has to wait for a process that serves nothing any more.
+                await asyncio.wait_for(registration.leave("it was stopped"), FAREWELL_S)
             except (StoreError, asyncio.TimeoutError) as error:
                 log.warning("left without a word, the lease ends by itself: %s", error)
         return clean
 
-    async def _hand_over(self, member: ClusterMember) -> None:
+    async def _stop_serving(self, cluster: ClusterService) -> bool:
+        log.info("stopping")
+        self._parts.own.record = replace(self._parts.own.record, status="stopping")
+        await self._control.set_not_serving()
+        cluster.end_streams()
+        grace_ms = self._config.stop_grace_ms
+        clean = await asyncio.to_thread(self._parts.server.stop, grace_ms)
+        if not clean:
+            log.error("requests were still under way after %d ms and were cut off", grace_ms)
+        return clean
+
+    async def _hand_over(self, registration: Registration) -> None:
         """Announce the stop and wait until no slot here could be served by another node."""
         try:
-            await asyncio.wait_for(member.set_status("stopping"), FAREWELL_S)
+            await asyncio.wait_for(registration.set_status("stopping"), FAREWELL_S)
         except asyncio.TimeoutError:
             log.warning("the store does not hear that this node stops; its slots stay until then")
             return
 
         async def handed_over() -> None:
-            snapshot = self._mirror.snapshot()
-            while slots_to_hand_over(snapshot.routing, snapshot.members, self._identity.instance):
-                snapshot = await self._mirror.newer_than(snapshot.revision)
+            snapshot = self._parts.mirror.snapshot()
+            instance = self._parts.own.record.instance
+            while slots_to_hand_over(snapshot.routing, snapshot.members, instance):
+                snapshot = await self._parts.mirror.newer_than(snapshot.revision)
 
         try:
             await asyncio.wait_for(handed_over(), self._config.stop_grace_ms / 1000)
         except asyncio.TimeoutError:
             log.warning("not all slots could be handed over in time")
 
-    def _open_metrics(self) -> MetricsEndpoint | None:
+    def _open_metrics(self, memory_limit_bytes: int) -> MetricsEndpoint | None:
         if self._config.metrics is None:
             return None
         sources = NodeSources(
             cluster=self._config.cluster,
-            memory_limit_bytes=self._memory_limit_bytes,
-            own=self._own,
-            snapshot=self._mirror.snapshot,
-            stats=self._server.stats_json,
-            tables=self._server.tables_json,
-            figures=self._figures,
+            memory_limit_bytes=memory_limit_bytes,
+            own=self._parts.own.node,
+            snapshot=self._parts.mirror.snapshot,
+            stats=self._parts.server.stats_json,
+            tables=self._parts.server.tables_json,
+            figures=self._parts.figures,
         )
         checks = {"/live": self._why_not_alive, "/ready": self._why_not_ready}
         return MetricsEndpoint(self._config.metrics, NodeCollector(sources), checks)
@@ -306,9 +283,8 @@ class Node:
 
     def _why_not_ready(self) -> str:
         """Return why this node is not ready; called on a thread of the endpoint."""
-        if self._member is None:
-            return self._mirror.snapshot().trouble or "the node is starting"
-        return self._member.readiness.why_not(self._own().status, self._mirror.snapshot())
+        parts = self._parts
+        return parts.readiness.why_not(parts.own.record.status, parts.mirror.snapshot())
 
     @property
     def _metrics_address(self) -> str:
@@ -316,63 +292,86 @@ class Node:
             return ""
         return f"{split_address('metrics', self._config.metrics)[0]}:{self._metrics.port}"
 
-    def _cluster_uid(self) -> str:
-        """Which cluster this node has joined; empty before."""
-        return self._member.cluster_uid if self._member is not None else ""
-
-    def _own(self) -> NodeRecord:
-        """Return what this node says about itself."""
-        status: NodeStatus = "starting"
-        if self._has_left:
-            status = "stopping"
-        elif self._member is not None:
-            status = self._member.status
-        own = self._identity
-        return NodeRecord(
-            node_id=own.node_id,
-            control_address=own.control_address,
-            data_address=own.data_address,
-            instance=own.instance,
-            status=status,
-            host=own.host,
+    def _log_start(self, opened: OpenedStore) -> None:
+        own = self._parts.own.record
+        log.info(
+            "%s of cluster %r: control plane at %s, data plane at %s, store: %s",
+            own.node_id,
+            self._config.cluster,
+            own.control_address,
+            own.data_address,
+            opened.description,
+            extra=fields(instance=own.instance),
         )
 
-    def _add_services(self) -> None:
-        server = self._control.server
-        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self._cluster_service, server)
-        tables_pb2_grpc.add_TablesServiceServicer_to_server(
-            TablesService(
-                registry=self._registry,
-                creation=lambda: self._member.creation if self._member is not None else None,
-                data_server=self._server,
-            ),
-            server,
+    def _add_services(self, opened: OpenedStore) -> ClusterService:
+        """Add what serves before the node has joined: other nodes may need it to join."""
+        services = self._control.services
+        cluster = ClusterService(
+            own=self._parts.own,
+            view=self._parts.mirror,
+            registry=self._parts.registry,
+            data_server=self._parts.server,
+            figures=self._parts.figures,
+            read_events=partial(read_events, opened.store, self._parts.keys),
+            accept_loss=partial(accept_loss, opened.store, self._parts.keys, self._parts.mirror),
         )
-        settings_pb2_grpc.add_SettingsServiceServicer_to_server(self._settings_service, server)
-        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(
-            self._checkpoint_service, server
-        )
-        export_pb2_grpc.add_ExportServiceServicer_to_server(self._export_service, server)
-        resize_pb2_grpc.add_ResizeServiceServicer_to_server(
-            ResizeService(lambda: self._member.plans if self._member is not None else None), server
-        )
-        trainers_pb2_grpc.add_TrainersServiceServicer_to_server(
-            TrainersService(
-                self._identity.node_id,
-                lambda: self._member.trainers if self._member is not None else None,
-            ),
-            server,
-        )
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, services)
         node_pb2_grpc.add_NodeServiceServicer_to_server(
             NodeService(
                 config=self._config,
-                own=self._own,
-                cluster_uid=self._cluster_uid,
-                apply_here=self._keeper.apply,
-                slot_bytes=self._server.slot_bytes,
+                own=self._parts.own,
+                apply_here=self._parts.keeper.apply,
+                slot_bytes=self._parts.server.slot_bytes,
             ),
-            server,
+            services,
         )
+        store_pb2_grpc.add_StoreServiceServicer_to_server(_store_service(opened), services)
+        return cluster
+
+    def _add_joined_services(self, store: CoordinationStore, parts: JoinedParts) -> None:
+        node, services = self._parts, self._control.services
+        tables_pb2_grpc.add_TablesServiceServicer_to_server(
+            TablesService(
+                registry=node.registry,
+                creation=parts.creation,
+                data_server=node.server,
+            ),
+            services,
+        )
+        settings_pb2_grpc.add_SettingsServiceServicer_to_server(
+            SettingsService(SettingsKeeper(store, node.keys)), services
+        )
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(
+            CheckpointService(parts.checkpoints), services
+        )
+        export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(parts.exports), services)
+        resize_pb2_grpc.add_ResizeServiceServicer_to_server(ResizeService(parts.plans), services)
+        trainers_pb2_grpc.add_TrainersServiceServicer_to_server(
+            TrainersService(node.own.record.node_id, parts.trainers), services
+        )
+
+
+def _first_record(
+    config: ServerConfig, instance: int, control_address: str, data_address: str
+) -> MemberRecord:
+    """Return what is known of a node that has bound its addresses."""
+    control_port = split_address("control address", control_address)[1]
+    data_port = split_address("data address", data_address)[1]
+    return MemberRecord(
+        node_id=config.node_id,
+        instance=instance,
+        incarnation=1,
+        status="starting",
+        start_time=now_s(),
+        sync=True,
+        data_address=f"{config.data_host}:{data_port}",
+        control_address=f"{config.control_host}:{control_port}",
+        host=config.host or socket.gethostname(),
+        lease=0,
+        version=__version__,
+        keeps_store=config.is_store_member(config.node_id),
+    )
 
 
 def _store_service(opened: OpenedStore) -> StoreService:

@@ -19,7 +19,7 @@ from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import BackstayError
 from backstay.pserver.resizing import ClusterResizing
 
-__all__ = ["PlanFollower", "Provisioner", "provision"]
+__all__ = ["PlanProvider", "Provisioner", "provision"]
 
 POLL_PAUSE_S = 0.25
 JOIN_S = 10.0
@@ -60,7 +60,7 @@ def provision(plan: ResizePlan, provisioner: Provisioner) -> None:
         provisioner.ended([one.node_id for one in plan.leaving])
 
 
-class PlanFollower:
+class PlanProvider:
     """Provides for the plans of a cluster in a thread, from ``with`` to its end."""
 
     def __init__(
@@ -83,7 +83,7 @@ class PlanFollower:
         # A daemon: a server that does not start must not keep the process alive.
         self._thread = threading.Thread(target=self._follow, name="plans", daemon=True)
 
-    def __enter__(self) -> PlanFollower:
+    def __enter__(self) -> PlanProvider:
         self._thread.start()
         return self
 

@@ -1,8 +1,4 @@
-"""``pserver serve``: starts one node.
-
-Exit codes: 0 stopped as told; 1 failed while running, or requests were cut off when stopping;
-2 a setting is wrong; 3 an address cannot be listened on.
-"""
+"""``pserver serve``: starts one node."""
 
 from __future__ import annotations
 
@@ -20,8 +16,9 @@ from backstay import lifeline
 from backstay._version import __version__
 from backstay.command_line import complete
 from backstay.config import SecurityConfig, ServerConfig
-from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.errors import ListenError, StoreAuthError
+from backstay.exit_codes import SERVE_CODES, ExitCode
+from backstay.exits import examples, exit_on_error
 from backstay.lifeline import Lifeline, Ready
 from backstay.logs import set_up_logging
 from backstay.pserver.node import Node
@@ -29,33 +26,25 @@ from backstay.settings import ENVIRONMENT_PREFIX
 
 __all__ = ["main"]
 
-EXIT_FAILED = 1
-EXIT_CANNOT_LISTEN = 3
 # On top of the two graces of a stop, once the parent is gone.
 KILL_WAIT_S = 5.0
 
-EXAMPLES = """
-\b
-Examples:
-  A cluster of one, on this machine:
-    pserver serve
-\b
-  One of three nodes, which keep the cluster's records themselves:
-    pserver serve --node-id ps-0 --cluster demo --initial-nodes 3 \\
-        --listen-control 127.0.0.1:7000 --listen-data 127.0.0.1:7100 \\
-        --store-members ps-0=127.0.0.1:7200,ps-1=127.0.0.1:7201,ps-2=127.0.0.1:7202
-\b
-  One of two nodes that keep them in etcd:
-    pserver serve --node-id ps-0 --cluster demo --initial-nodes 2 \\
-        --store etcd --store-endpoints 127.0.0.1:2379
-\b
-  Settings from a file, section [server]; the token from the environment:
-    BACKSTAY_TOKEN=... pserver serve --config /etc/backstay.toml
-\b
-Exit codes: 0 stopped as told; 1 failed, or requests were cut off when stopping;
-2 a setting is wrong; 3 an address cannot be listened on.
-"""
-
+EPILOG = examples(
+    SERVE_CODES,
+    "pserver serve    # a cluster of one, on this machine",
+    "",
+    "# One of three nodes, which keep the cluster's records themselves:",
+    "pserver serve --node-id ps-0 --cluster demo --initial-nodes 3 \\",
+    "    --listen-control 127.0.0.1:7000 --listen-data 127.0.0.1:7100 \\",
+    "    --store-members ps-0=127.0.0.1:7200,ps-1=127.0.0.1:7201,ps-2=127.0.0.1:7202",
+    "",
+    "# One of two nodes that keep them in etcd:",
+    "pserver serve --node-id ps-0 --cluster demo --initial-nodes 2 \\",
+    "    --store etcd --store-endpoints 127.0.0.1:2379",
+    "",
+    "# Settings from a file, section [server]; the token from the environment:",
+    "BACKSTAY_TOKEN=... pserver serve --config /etc/backstay.toml",
+)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -94,7 +83,7 @@ def main() -> None:
     """Run a parameter server."""
 
 
-@main.command(epilog=EXAMPLES, context_settings={"max_content_width": 100})
+@main.command(epilog=EPILOG, context_settings={"max_content_width": 100})
 @click.option(
     "--config",
     "config_file",
@@ -116,19 +105,15 @@ def serve(
     """
     # First, because its variable is no setting.
     parent = lifeline.attach()
-    try:
+    others = {ListenError: ExitCode.CANNOT_LISTEN, StoreAuthError: ExitCode.WRONG_SETTING}
+    with exit_on_error(ExitCode.FAILED, others=others):
         loaded = ServerConfig.load_with_sources(file=config_file, explicit=given)
         if show_config:
             click.echo(loaded.describe())
             return
         clean = asyncio.run(_run(loaded.config, parent))
-    except ListenError as error:
-        _fail(error, EXIT_CANNOT_LISTEN)
-    except (ConfigError, StoreAuthError) as error:
-        _fail(error, EXIT_WRONG_SETTING)
-    except BackstayError as error:
-        _fail(error, EXIT_FAILED)
-    sys.exit(0 if clean else EXIT_FAILED)
+    # Requests may have been cut off.
+    sys.exit(ExitCode.OK if clean else ExitCode.FAILED)
 
 
 async def _run(config: ServerConfig, parent: Lifeline | None) -> bool:
@@ -159,11 +144,6 @@ async def _run(config: ServerConfig, parent: Lifeline | None) -> bool:
 
 def _ignore(_ready: Ready) -> None:
     """No parent waits for the news; the log has it."""
-
-
-def _fail(error: BackstayError, exit_code: int) -> None:
-    click.echo(f"Error: {error}", err=True)
-    sys.exit(exit_code)
 
 
 complete(main)

@@ -1,30 +1,27 @@
-"""The journal of a job master over a dictionary: its real order and groups, without a loop."""
+"""The records of a job over a dictionary: in their real order and groups, without a loop."""
 
 from __future__ import annotations
 
-from typing import cast
-
 from backstay.consensus.records.keys import JobKeys
-from backstay.consensus.store import CoordinationStore, Delete, Put
-from backstay.master.journal import Journal
+from backstay.job_engine.outbox import Outbox
 
 __all__ = ["DictJournal"]
 
 
-class DictJournal(Journal):
+class DictJournal(Outbox):
     """Writes groups of one change each, when it is told to."""
 
     def __init__(self, keys: JobKeys, store: dict[str, str]) -> None:
-        super().__init__(cast(CoordinationStore, None), keys, 1, changes_max=1)
+        super().__init__()
         self._records = store
 
     def write(self, most: int = 10**6) -> None:
         """Write so many groups at most."""
-        while self._pending and most:
+        while self.waits and most:
             most -= 1
-            _, operations = self._next_group()
-            for operation in operations:
-                if isinstance(operation, Put):
-                    self._records[operation.key] = operation.value
-                elif isinstance(operation, Delete):
-                    self._records.pop(operation.key, None)
+            for key, value in self.take(1, 10**6):
+                if value is not None:
+                    self._records[key] = value
+                else:
+                    self._records.pop(key, None)
+            self.written()

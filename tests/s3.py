@@ -13,7 +13,7 @@ from backstay.pserver.free_ports import free_ports
 from tests.processes import takes_connections
 from tests.waiting import wait_until
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 120.0
 
 
 @contextmanager

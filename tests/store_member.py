@@ -21,7 +21,7 @@ async def serve(store: EmbeddedStore, listen_control: str) -> ControlServer:
     """Start the gRPC service of a store in this process."""
     server = ControlServer(ServerConfig(listen_control=listen_control))
     service = StoreService(store, lambda: store.leader is not None)
-    store_pb2_grpc.add_StoreServiceServicer_to_server(service, server.server)
+    store_pb2_grpc.add_StoreServiceServicer_to_server(service, server.services)
     await server.start(["backstay.v1.StoreService"])
     return server
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from backstay.tables import UserOptimizer, per_element, per_row
+from backstay.tables.part import in_json
 
 PATH = Path(__file__).parents[1] / "tests" / "vectors" / "user_functions.json"
 STEPS = 6
@@ -120,7 +121,7 @@ def case(function: Callable[..., Any], settings: dict[str, float], exact: bool) 
         row = np.concatenate([weights, *(np.atleast_1d(state) for state in states)])
         steps.append({"gradient": gradient.tolist(), "row": row.tolist()})
     return {
-        "optimizer": {"user": optimizer.to_plain()},
+        "optimizer": in_json(optimizer),
         "exact": exact,
         "weights": first,
         "steps": steps,

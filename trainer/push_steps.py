@@ -2,14 +2,13 @@
 
 The servers leave the bias correction of such a table to the trainer, which has it in the learning
 rate scale of each push: so every replica, and every retry, has the same (docs/adr/0014). Imports
-the table descriptions; never touches the network.
+``backstay.trainer.table`` only; never touches the network.
 """
 
 from __future__ import annotations
 
 import threading
 
-from backstay.tables import correction_of
 from backstay.trainer.table import Table
 
 
@@ -31,4 +30,4 @@ class PushSteps:
         with self._lock:
             step = max(self._pushed.get(table.id, 0), self.done) + 1
             self._pushed[table.id] = step
-        return correction_of(table.spec.optimizer, step)
+        return table.spec.optimizer.correction(step)

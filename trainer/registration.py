@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from backstay._proto.v1 import trainers_pb2
+from backstay.backoff import Backoff
 from backstay.cluster.directory import Directory
 from backstay.errors import BackstayError, ClosedError
 
@@ -29,8 +30,7 @@ _LOG = logging.getLogger(__name__)
 _CALL_LIMIT_S = 1.0
 # A trainer that ends waits at most so long to say so; else its time to live takes care of it.
 _DEREGISTER_LIMIT_S = 0.3
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+_RETRY = Backoff(first_s=0.4, longest_s=5.0)
 _JOIN_S = 2.0
 _HOST_CHARACTERS = 64
 
@@ -79,7 +79,7 @@ class TrainerRegistration:
         # Trainers spread over the servers.
         self._turn = secrets.randbelow(1 << 16)
         self._endpoint = ""
-        self._failures = 0
+        self._retries = _RETRY.begin()
         self._closing = threading.Event()
         # A daemon: a program that forgets to close its client must still end.
         self._thread = threading.Thread(target=self._run, name="backstay-registration", daemon=True)
@@ -117,8 +117,7 @@ class TrainerRegistration:
                 _LOG.debug("this trainer could not register: %s", error)
                 self._endpoint = ""
                 self._turn += 1
-                self._failures += 1
-                pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._failures, 10), _LONGEST_PAUSE_S)
+                pause_s = self._retries.next_s()
 
     def _register(self) -> float:
         """Tell one server; returns the seconds until the next time."""
@@ -136,5 +135,6 @@ class TrainerRegistration:
         else:
             endpoint = self._endpoint
         ttl_ms = self._directory.register_trainer(endpoint, request, timeout_s=_CALL_LIMIT_S)
-        self._endpoint, self._failures = endpoint, 0
+        self._endpoint = endpoint
+        self._retries.reset()
         return ttl_ms / 3000

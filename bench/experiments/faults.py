@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
-from backstay.master.kubernetes.published_status import PublishedStatus
+from backstay.kubernetes.published_status import PublishedStatus
 from bench.experiments.job import TrainingJob
 from bench.experiments.job_files import JobShape
 from bench.experiments.outcome import Figure, Outcome, auc_curve, longest_pause

@@ -19,8 +19,8 @@ from kubernetes.client import ApiException, V1Pod
 from urllib3.exceptions import HTTPError
 
 from backstay.errors import KubernetesError
-from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.published_status import PublishedStatus, read_status
+from backstay.kubernetes.api import KubernetesApi
+from backstay.kubernetes.published_status import PublishedStatus, read_status
 from bench.experiments.job_files import (
     CENSUS,
     FIRST_BATCH,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from backstay.master.kubernetes.published_status import PublishedStatus
+from backstay.kubernetes.published_status import PublishedStatus
 from bench.experiments.job import TrainingJob
 from bench.experiments.job_files import RECORDS, JobShape
 from bench.experiments.outcome import Figure, Outcome, auc_curve, spread_of_ends

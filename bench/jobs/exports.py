@@ -20,8 +20,9 @@ import grpc
 
 from backstay import rpc
 from backstay.checkpoint import remote_exports
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.storage import ExportFolder
 from backstay.config import SecurityConfig
+from backstay.job_spec import ExportsSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from bench.jobs.local import print_result
@@ -62,9 +63,8 @@ class Export:
     def start(self) -> None:
         """Start it, and wait for its first base."""
         with rpc.open_channel(self._endpoint, SecurityConfig()) as channel:
-            remote_exports.start(
-                channel, NAME, self._url, every_s=self._every_s, tables=["*"], timeout_s=CALL_S
-            )
+            spec = ExportsSpec(url=self._url, every_s=self._every_s, tables=("*",))
+            remote_exports.start(channel, NAME, spec, timeout_s=CALL_S)
             while not any(one.element for one in self._listed(channel)):
                 time.sleep(LOOK_S)
 

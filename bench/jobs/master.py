@@ -44,7 +44,7 @@ from backstay import rpc
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.config import ClientConfig, SecurityConfig
 from backstay.errors import BackstayError
-from backstay.job.calls import FIRST_PAUSE_S, PAUSE_MAX_S, JobCalls
+from backstay.job.calls import RETRY, JobCalls
 from backstay.job_engine.leases import RENEWALS_PER_TTL
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, WorkersSpec
 from backstay.pserver.local_cluster import LocalCluster
@@ -264,7 +264,7 @@ class Crowd:
 
     async def call(self, number: int, name: str, request: Any) -> tuple[Any, float]:
         """Call until it succeeds; returns the answer and when that call was sent."""
-        pause_s = FIRST_PAUSE_S
+        retries = RETRY.begin(draw=random.random)
         while True:
             sent_s = time.monotonic()
             timeout_s = ATTEMPT_S if name != "RenewLeases" else self.patience_s
@@ -278,8 +278,7 @@ class Crowd:
             except (grpc.aio.AioRpcError, ConnectionError) as error:
                 why = str(error) if isinstance(error, ConnectionError) else error.code().name
                 self.counts[f"failed {why}"] += 1
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                await asyncio.sleep(retries.next_s())
                 continue
             if name != "GetTask" or answer.HasField("task"):
                 self.took[name].append(time.monotonic() - sent_s)

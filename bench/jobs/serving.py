@@ -26,6 +26,7 @@ import numpy as np
 from backstay import rpc
 from backstay.checkpoint import remote_exports
 from backstay.config import SecurityConfig
+from backstay.job_spec import ExportsSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
 from backstay.tables import SGD, TableSpec, Zeros
@@ -121,9 +122,8 @@ def delays(told: list[tuple[int, float]], seen: list[tuple[int, float]]) -> np.n
 
 def start_export(endpoint: str, folder: Path, every_s: float) -> None:
     with rpc.open_channel(endpoint, SecurityConfig()) as channel, rpc.mapped_errors(endpoint):
-        remote_exports.start(
-            channel, "bench", str(folder), every_s=every_s, tables=["*"], timeout_s=10.0
-        )
+        spec = ExportsSpec(url=str(folder), every_s=every_s, tables=("*",))
+        remote_exports.start(channel, "bench", spec, timeout_s=10.0)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from backstay.data import BadRecords, open_reader, read_batch
 from backstay.data.batch import Batch
 from backstay.job.model_definition import TRAINING, ModelDefinition, load
 from backstay.job_spec import DataSpec
-from backstay.trainer.model.frameworks import arguments_of
+from backstay.trainer.model.batches import arguments_of
 from bench.jobs.local import print_result
 from examples.ctr.clicks import CRITEO_COLUMNS
 from examples.ctr.generate import write_criteo

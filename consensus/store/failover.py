@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from grpc import aio
 
+from backstay.backoff import Backoff
 from backstay.consensus.store import Watch, WatchBatch
 from backstay.errors import BackstayError, ClosedError, StoreUnavailable
 
@@ -24,8 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PAUSE_MIN_S = 0.05
-PAUSE_MAX_S = 0.5
+RETRY = Backoff(first_s=0.05, longest_s=0.5)
 # With several members, a call that can be repeated moves on to the next after this share of the
 # deadline at the latest.
 ATTEMPT_MIN_S = 0.25
@@ -128,7 +128,7 @@ class Members:
         now = asyncio.get_running_loop().time
         deadline = now() + (self._deadline_s if deadline_ms is None else deadline_ms / 1000)
         reasons: dict[str, str] = {}
-        pause_s = PAUSE_MIN_S
+        retries = RETRY.begin(until_s=deadline)
         while True:
             self.check_usable()
             endpoint = self.current
@@ -148,11 +148,12 @@ class Members:
             tried = "; ".join(reasons.values())
             if failure.applied and not repeatable:
                 raise StoreUnavailable(f"{tried} (it is not known whether the write happened)")
-            pause_s = 0.0 if is_new and len(reasons) < len(self._endpoints) else pause_s
-            if now() + pause_s >= deadline:
+            # Another member that was not asked yet is asked at once.
+            has_others = is_new and len(reasons) < len(self._endpoints)
+            pause_s = 0.0 if has_others else retries.next_s()
+            if retries.is_over(now()):
                 raise StoreUnavailable(f"the coordination store does not answer: {tried}")
             await asyncio.sleep(pause_s)
-            pause_s = min(max(pause_s, PAUSE_MIN_S) * 2, PAUSE_MAX_S)
 
     async def close(self) -> None:
         """Let go of all channels."""
@@ -187,7 +188,7 @@ class ResumingWatch(Watch):
         self._silence_s = silence_s
         self._stream: AsyncGenerator[WatchBatch | None, None] | None = None
         self._endpoint = ""
-        self._pause_s = 0.0
+        self._retries = RETRY.begin()
         self._closed = asyncio.Event()
 
     async def __anext__(self) -> WatchBatch:
@@ -197,7 +198,7 @@ class ResumingWatch(Watch):
             if self._closed.is_set():
                 raise ClosedError("the watch was closed")
             if self._stream is None:
-                await asyncio.sleep(self._pause_s)
+                await asyncio.sleep(self._retries.pause_s)
                 self._endpoint = self._members.current
                 channel = self._members.channel(self._endpoint)
                 self._stream = self._open_stream(self._endpoint, channel, self._next)
@@ -211,7 +212,7 @@ class ResumingWatch(Watch):
             except (asyncio.TimeoutError, StopAsyncIteration):
                 await self._drop_stream(f"{self._endpoint}: no sign of life")
             else:
-                self._pause_s = 0.0
+                self._retries.reset()
                 # What lies below was seen before the stream broke.
                 if batch is not None and batch.revision >= self._next:
                     self._next = batch.revision + 1
@@ -246,7 +247,7 @@ class ResumingWatch(Watch):
         if stream is not None:
             await stream.aclose()
         if reason is not None:
-            level = logging.WARNING if self._pause_s == 0.0 else logging.DEBUG
+            level = logging.WARNING if self._retries.pause_s == 0 else logging.DEBUG
             _LOG.log(level, "watch: %s; resuming from revision %d", reason, self._next)
             self._members.avoid(self._endpoint)
-            self._pause_s = min(max(self._pause_s * 2, PAUSE_MIN_S), PAUSE_MAX_S)
+            self._retries.next_s()

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+from backstay.backoff import Backoff
 from backstay.consensus.clock import clock_s
 from backstay.consensus.store import (
     Compare,
@@ -32,8 +33,7 @@ __all__ = ["Election", "FencingToken", "KeepAlive", "follow"]
 
 _LOG = logging.getLogger(__name__)
 
-RETRY_PAUSE_MIN_S = 0.05
-RETRY_PAUSE_MAX_S = 1.0
+RETRY = Backoff(first_s=0.05, longest_s=1.0)
 DEFAULT_MARGIN_MS = 50
 
 
@@ -44,17 +44,16 @@ async def follow(store: CoordinationStore, prefix: str) -> AsyncGenerator[RangeR
     and nothing else. Outages are waited out; errors that waiting does not cure are raised. Close
     it (``aclose``, ``contextlib.aclosing``) when leaving the loop early.
     """
-    pause_s = RETRY_PAUSE_MIN_S
+    retries = RETRY.begin()
     while True:
         try:
             now = await store.range(prefix)
         except StoreUnavailable as error:
-            level = logging.WARNING if pause_s == RETRY_PAUSE_MIN_S else logging.DEBUG
+            level = logging.WARNING if retries.pause_s == 0 else logging.DEBUG
             _LOG.log(level, "following %r: %s; trying until it answers", prefix, error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, RETRY_PAUSE_MAX_S)
+            await asyncio.sleep(retries.next_s())
             continue
-        pause_s = RETRY_PAUSE_MIN_S
+        retries.reset()
         yield now
         items = now.values()
         try:
@@ -161,7 +160,7 @@ class Election:
                 result = await self._store.transaction(txn)
             except StoreUnavailable as error:
                 _LOG.warning("election %r: %s; trying again", self._key, error)
-                await asyncio.sleep(RETRY_PAUSE_MIN_S)
+                await asyncio.sleep(RETRY.first_s)
                 continue
             if result.succeeded:
                 return FencingToken(self._key, result.revision)
@@ -246,7 +245,7 @@ class KeepAlive:
                 level = logging.DEBUG if failing else logging.WARNING
                 _LOG.log(level, "lease %d is not renewed: %s", self._lease.id, error)
                 failing = True
-                pause_s = min(period_s / 4, RETRY_PAUSE_MAX_S)
+                pause_s = min(period_s / 4, RETRY.longest_s)
                 continue
             if failing:
                 _LOG.info("lease %d is renewed again", self._lease.id)

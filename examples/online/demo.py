@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from backstay.cli.audit import audit_job
 from backstay.errors import BackstayError
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.runner.audit import audit_job
 from backstay.trainer.worker.audit import RecordsAudit
 from examples.common.failure import Failure
 from examples.common.job_run import JobRun

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from backstay._native import DataServer
+from backstay.checkpoint.chain import first_whole
 from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.consensus.records import RoutingTable
-from backstay.errors import CheckpointDamaged, RequestRefused
-from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.errors import CheckpointDamaged, RequestRefused, text_of
+from backstay.pserver.snapshots.disk import in_disk_thread
 
 __all__ = ["LoadStep", "SlotLoader", "load_steps"]
 
@@ -60,9 +61,7 @@ def load_steps(chain: Sequence[Manifest], slots: Sequence[int]) -> Iterator[list
     For each slot it begins at the newest checkpoint of the chain that has it whole.
     """
     wanted = np.array(sorted(slots), dtype=np.int64)
-    begins = np.zeros(len(wanted), dtype=np.int64)
-    for at, manifest in enumerate(chain):
-        begins[manifest.slots.whole[wanted]] = at
+    begins = first_whole(chain)[wanted]
     for at, manifest in enumerate(chain):
         parts: dict[int, list[int]] = defaultdict(list)
         for slot in wanted[begins <= at].tolist():
@@ -135,12 +134,12 @@ class SlotLoader:
             except RequestRefused as error:
                 # A newer routing table may say otherwise by now; no room stays no room.
                 log.warning("slots cannot be loaded now: %s", error)
-                self._tell_trouble(str(error))
+                self._tell_trouble(text_of(error))
                 await self._pause()
             except Exception as error:  # noqa: BLE001
                 # Whatever a storage raises: it must not end the node.
                 log.error("slots cannot be loaded from a checkpoint: %s", error)
-                self._tell_trouble(str(error))
+                self._tell_trouble(text_of(error))
                 await self._pause()
 
     async def _load_or_leave(self, routing: RoutingTable, wanted: dict[int, int]) -> bool:
@@ -238,7 +237,7 @@ class SlotLoader:
         if load.is_left:
             return
         part = step.manifest.parts[step.part]
-        path = storage.fetch(step.manifest.id, part.file, folder)
+        path = storage.fetch_part(step.manifest, step.part, folder)
         slots = [
             {"slot": slot, "epoch": epochs[slot], "whole": whole, "last": step.last}
             for slot, whole in zip(step.slots, step.whole, strict=True)

@@ -27,7 +27,6 @@ from backstay.consensus.store import (
     mod_revision_is,
 )
 from backstay.errors import BackstayError, StoreError, StoreUnavailable
-from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.checkpoints.jobs import (
     jobs_behind,
     jobs_cut_short,
@@ -36,6 +35,7 @@ from backstay.pserver.checkpoints.jobs import (
     with_restored,
     with_taken,
 )
+from backstay.pserver.snapshots.disk import in_disk_thread
 
 __all__ = ["CheckpointRecords"]
 

@@ -25,7 +25,7 @@ from backstay.consensus.store import (
     mod_revision_is,
 )
 from backstay.errors import CheckpointDamaged, CheckpointNotFound, CheckpointRefused
-from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.pserver.snapshots.disk import in_disk_thread
 
 __all__ = ["CheckpointChoice", "FirstRestore", "choose", "request_restore", "unused_restore"]
 

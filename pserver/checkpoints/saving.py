@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
-from backstay._proto.v1 import checkpoint_pb2
+from backstay.checkpoint.chain import FullRule, full_is_due
 from backstay.checkpoint.manifest import Manifest, new_id
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.consensus import ClusterSnapshot, ClusterView, RoutingTable
@@ -27,21 +27,21 @@ from backstay.errors import (
     NoCheckpointFolder,
     StoreError,
 )
-from backstay.pserver.checkpoints.disk import in_disk_thread
-from backstay.pserver.checkpoints.gathering import SlotGatherer, refuse_anew
 from backstay.pserver.checkpoints.jobs import with_cut_short
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
-from backstay.pserver.checkpoints.upkeep import (
-    newest_without,
-    next_number,
-    remove_half,
-    remove_unfinished,
-    thin_out,
-)
-from backstay.pserver.membership.departures import now_text
+from backstay.pserver.checkpoints.upkeep import newest_without, thin_out
+from backstay.pserver.membership.departures import now_s
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
+from backstay.pserver.snapshots.disk import in_disk_thread
+from backstay.pserver.snapshots.gathering import Gathered, SlotGatherer, refuse_anew
+from backstay.pserver.snapshots.writer import (
+    SnapshotOrder,
+    SnapshotWriter,
+    next_number,
+    remove_unfinished,
+)
 from backstay.tables import TableSpec
 
 __all__ = ["LOCK_WAIT_S", "SaveKind", "Saver"]
@@ -52,8 +52,6 @@ SaveKind = Literal["auto", "full", "incremental"]
 LOCK_WAIT_S = 60.0
 # A job is cut short once: more of these are many jobs, and the last try says that it is inexact.
 CUT_TRIES_MAX = 3
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -171,8 +169,6 @@ class Saver:
         except BaseException as error:
             if not isinstance(error, _JobsCutShort):
                 self._figures.checkpoint_failed()
-            # What is there is of no use, and takes room; a later checkpoint would remove it, too.
-            await asyncio.shield(in_disk_thread(remove_half, storage, checkpoint_id))
             raise
         finally:
             await asyncio.shield(self.lock.release(held))
@@ -233,7 +229,7 @@ class Saver:
         routing = snapshot.routing
         assert routing is not None
         settings = snapshot.settings
-        created, begun_s = now_text(), asyncio.get_running_loop().time()
+        begun, begun_s = now_s(), asyncio.get_running_loop().time()
         full_every = 1 if kind == "full" else settings.checkpoint_full_every
         # They go before anything is written, because they may fill the disk.
         await in_disk_thread(remove_unfinished, storage)
@@ -242,48 +238,41 @@ class Saver:
             raise CheckpointRefused(
                 "there is no checkpoint of this cluster to add to: save a full one"
             )
-        await in_disk_thread(storage.create, checkpoint_id)
         specs = tuple(self._specs())
-        rate = settings.checkpoint_bytes_per_s
-        gathered = await self._gatherer.gather(
-            lambda slots: _request(storage.url, checkpoint_id, slots, base, rate), tell
-        )
-        slots = gathered.slots()
-        refuse_anew(slots.epoch, routing)
-        took_s = asyncio.get_running_loop().time() - begun_s
-        progress, cut = await self.records.jobs_since(progress, took_s)
-        if cut and not is_last:
-            raise _JobsCutShort(f"jobs {', '.join(cut)} were cut short meanwhile")
-        progress = with_cut_short(progress, cut)
-        manifest = Manifest(
-            id=checkpoint_id,
-            kind="full" if base is None else "incremental",
-            base=None if base is None else base.id,
-            cluster=self._view.cluster_id,
-            cluster_uid=self._cluster_uid,
-            created=created,
-            routing_version=routing.version,
-            generation=routing.generation,
-            # One that was created meanwhile may have rows in slots that were written late.
-            tables=tuple({spec.name: spec for spec in (*specs, *self._specs())}.values()),
-            parts=tuple(gathered.parts),
-            slots=slots,
-            tags=dict(tags),
-            progress=progress,
-        )
-        try:
-            await _to_its_end(in_disk_thread(storage.write_manifest, manifest))
-        except CheckpointDamaged as error:
-            raise CheckpointUnavailable(
-                f"{error}: is {storage.url} the same folder on every node?"
-            ) from error
+
+        async def manifest_of(gathered: Gathered) -> Manifest:
+            slots = gathered.of_checkpoint()
+            refuse_anew(slots.epoch, routing)
+            took_s = asyncio.get_running_loop().time() - begun_s
+            kept, cut = await self.records.jobs_since(progress, took_s)
+            if cut and not is_last:
+                raise _JobsCutShort(f"jobs {', '.join(cut)} were cut short meanwhile")
+            return Manifest(
+                id=checkpoint_id,
+                base=None if base is None else base.id,
+                cluster=self._view.cluster_id,
+                cluster_uid=self._cluster_uid,
+                begun=begun,
+                routing_version=routing.version,
+                generation=routing.generation,
+                # One that was created meanwhile may have rows in slots that were written late.
+                tables=tuple({spec.name: spec for spec in (*specs, *self._specs())}.values()),
+                parts=tuple(gathered.parts),
+                slots=slots,
+                tags=dict(tags),
+                progress=with_cut_short(kept, cut),
+            )
+
+        order = SnapshotOrder(base, bytes_per_s=settings.checkpoint_bytes_per_s)
+        writer = SnapshotWriter(self._gatherer, storage, storage.url)
+        manifest = await writer.write(checkpoint_id, order, manifest_of, tell)
         # What is noted as the newest must not go before another one is noted.
         if await self.records.announce(storage.url, manifest):
             await self._thin_out(storage, settings)
         log.info(
             "checkpoint %s is written: %d rows, %d bytes in %d files",
             manifest.id,
-            int(slots.rows.sum()),
+            manifest.rows,
             manifest.total_bytes,
             len(manifest.parts),
         )
@@ -303,7 +292,8 @@ class Saver:
         self, storage: CheckpointStorage, routing: RoutingTable, full_every: int
     ) -> Manifest | None:
         """Return the checkpoint to add to; None if the next one is to be full."""
-        if full_every == 1:
+        rule = FullRule(full_every - 1)
+        if full_is_due(rule, 0):
             return None
         for newest in reversed(storage.ids()):
             try:
@@ -315,36 +305,5 @@ class Saver:
                 # Another cluster's, or this one's before it was restored.
                 continue
             fits = chain[-1].slot_count == routing.slot_count
-            return chain[-1] if fits and len(chain) < full_every else None
+            return chain[-1] if fits and not full_is_due(rule, len(chain) - 1) else None
         return None
-
-
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for a thread even if its result is not wanted: its files must be known."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
-
-
-def _request(
-    url: str, checkpoint_id: str, slots: list[int], base: Manifest | None, bytes_per_s: int
-) -> checkpoint_pb2.WriteSlotsRequest:
-    return checkpoint_pb2.WriteSlotsRequest(
-        url=url,
-        id=checkpoint_id,
-        slots=[
-            checkpoint_pb2.SlotBase(slot=slot)
-            if base is None
-            else checkpoint_pb2.SlotBase(
-                slot=slot,
-                has_base=True,
-                position=int(base.slots.position[slot]),
-                epoch=int(base.slots.epoch[slot]),
-            )
-            for slot in slots
-        ],
-        bytes_per_s=bytes_per_s,
-    )

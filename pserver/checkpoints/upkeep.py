@@ -1,4 +1,4 @@
-"""What a folder of checkpoints needs done: numbers given, halves removed, old ones thinned out.
+"""Which checkpoints of a folder may go, and which are removed because newer ones are there.
 
 Synchronous, for threads; called by the node that holds the lock (``lock``).
 """
@@ -9,41 +9,18 @@ import logging
 from collections.abc import Collection
 
 from backstay.checkpoint.catalogue import catalogue
-from backstay.checkpoint.manifest import Manifest, number_of
+from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.retention import surplus
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import (
-    BackstayError,
     CheckpointError,
     CheckpointNotFound,
     CheckpointRefused,
 )
 
-__all__ = ["newest_without", "next_number", "remove_half", "remove_unfinished", "thin_out"]
+__all__ = ["newest_without", "thin_out"]
 
 log = logging.getLogger(__name__)
-
-
-def next_number(storage: CheckpointStorage) -> int:
-    """Return a number above those of all checkpoints, finished or not."""
-    known = [*storage.ids(), *storage.unfinished()]
-    return 1 + max((number_of(one) for one in known), default=0)
-
-
-def remove_half(storage: CheckpointStorage, checkpoint_id: str) -> None:
-    """Remove a checkpoint that was given up, unless it is whole after all."""
-    try:
-        if checkpoint_id not in storage.ids():
-            storage.delete(checkpoint_id)
-    except BackstayError as error:
-        log.warning("the unfinished checkpoint %s could not be removed: %s", checkpoint_id, error)
-
-
-def remove_unfinished(storage: CheckpointStorage) -> None:
-    """Remove what earlier writers left; call it under the lock, when no other node writes."""
-    for unfinished in storage.unfinished():
-        log.info("checkpoint %s was never finished and is removed", unfinished)
-        storage.delete(unfinished)
 
 
 def newest_without(storage: CheckpointStorage, checkpoint_id: str) -> Manifest | None:

@@ -10,15 +10,12 @@ from backstay.pserver.controller.decide import decide
 from backstay.pserver.controller.inputs import Absences, ClusterRecords, Decision, StepSizes, living
 from backstay.pserver.controller.plans import PlanWait, choose_leaving, leaving_of
 from backstay.pserver.controller.repair import follow_repair, missing_copies
-from backstay.pserver.controller.views import ReplicaKey, ShardChanges, shard_changes
 
 __all__ = [
     "Absences",
     "ClusterRecords",
     "Decision",
     "PlanWait",
-    "ReplicaKey",
-    "ShardChanges",
     "StepSizes",
     "choose_leaving",
     "decide",
@@ -26,5 +23,4 @@ __all__ = [
     "leaving_of",
     "living",
     "missing_copies",
-    "shard_changes",
 ]

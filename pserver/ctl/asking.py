@@ -20,14 +20,11 @@ from backstay.config import (
     find_endpoints,
     required_endpoints,
 )
-from backstay.exits import EXIT_WRONG_SETTING, exit_on_error
+from backstay.exit_codes import CONTROL_CODES, ExitCode
+from backstay.exits import exit_on_error
 from backstay.pserver.client.inspection import ClusterInspection
 
 __all__ = [
-    "EXIT_CODES",
-    "EXIT_NO_ANSWER",
-    "EXIT_UNHEALTHY",
-    "EXIT_WRONG_ARGUMENTS",
     "WAIT_PAUSE_S",
     "ClusterOptions",
     "ask",
@@ -42,19 +39,9 @@ __all__ = [
     "wait_option",
 ]
 
-EXIT_UNHEALTHY = 1
-EXIT_WRONG_ARGUMENTS = EXIT_WRONG_SETTING
-EXIT_NO_ANSWER = 3
 WAIT_MAX_S = 86_400
 # Between two looks of a command that waits.
 WAIT_PAUSE_S = 0.5
-# The one place where they are told; docs/reference/cli.md has the same, and a test compares.
-EXIT_CODES = {
-    0: "all is well, or it was done",
-    EXIT_UNHEALTHY: "the cluster answers, but is not healthy, or it could not be done",
-    EXIT_WRONG_ARGUMENTS: "a setting or an argument is wrong",
-    EXIT_NO_ANSWER: "no node answers, or the call was refused",
-}
 
 AnswerT = TypeVar("AnswerT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -112,7 +99,7 @@ def json_option(text: str = "Print one JSON object.") -> Callable[[CommandT], Co
 
 def examples(*lines: str) -> str:
     """Return the end of a command's help, with the exit codes of ``pserverctl``."""
-    return exits.examples(EXIT_CODES, *lines)
+    return exits.examples(CONTROL_CODES, *lines)
 
 
 def named_endpoints(options: ClusterOptions) -> tuple[str, ...] | None:
@@ -166,5 +153,5 @@ def ask(
     options: ClusterOptions, question: Callable[[ClusterInspection], AnswerT], *, as_json: bool
 ) -> AnswerT:
     """Return the answer to a question, or end the process with the code for the failure."""
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
         return question(inspection)

@@ -20,16 +20,10 @@ from backstay.checkpoint import remote
 from backstay.checkpoint.remote import CheckpointInfo
 from backstay.checkpoint.restore_state import RestoreState
 from backstay.errors import CheckpointNotFound, DeadlineExceeded
+from backstay.exit_codes import ExitCode
 from backstay.exits import exit_on_error, print_json
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import (
-    EXIT_NO_ANSWER,
-    EXIT_UNHEALTHY,
-    ClusterOptions,
-    ask,
-    examples,
-    json_option,
-)
+from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.completion import suggestions
 from backstay.pserver.ctl.showing import count_text, grid, print_whole, size_text
 
@@ -199,7 +193,7 @@ def verify(options: ClusterOptions, checkpoint_id: str, url: str, as_json: bool)
         )
         for problem in problems:
             click.echo(f"  {problem}")
-    sys.exit(EXIT_UNHEALTHY if problems else 0)
+    sys.exit(ExitCode.FAILED if problems else 0)
 
 
 @checkpoint.command(
@@ -293,7 +287,7 @@ def restore(
             click.echo(f"Error: {report['error']}", err=True)
         elif report["state"] == "done":
             click.echo("the copies on other nodes are being made: pserverctl status")
-    sys.exit(EXIT_UNHEALTHY if report["state"] != "done" and not no_wait else 0)
+    sys.exit(ExitCode.FAILED if report["state"] != "done" and not no_wait else 0)
 
 
 @checkpoint.command(epilog=examples("pserverctl checkpoint delete ckpt-000003-90aa41"))
@@ -350,7 +344,7 @@ def export(
     from backstay.checkpoint.export import export as write
     from backstay.checkpoint.storage import CheckpointStorage
 
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         storage = CheckpointStorage(url)
         ids = storage.ids()
         if not checkpoint_id and not ids:

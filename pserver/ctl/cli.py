@@ -11,8 +11,8 @@ import click
 
 from backstay._version import __version__
 from backstay.command_line import complete, share
+from backstay.exit_codes import CONTROL_CODES
 from backstay.pserver.ctl.asking import (
-    EXIT_CODES,
     ClusterOptions,
     config_option,
     endpoint_option,
@@ -54,7 +54,7 @@ def main(context: click.Context, endpoint: str | None, config_file: Path | None)
 for command in (
     *(status, top, slots, tables, trainers, events, verify),
     *RESIZE_COMMANDS,
-    *(checkpoint, export, config, completion_command("pserverctl", EXIT_CODES)),
+    *(checkpoint, export, config, completion_command("pserverctl", CONTROL_CODES)),
 ):
     main.add_command(command)
 share(main, shared_options(), adds=True)

@@ -6,7 +6,7 @@ short, and an error means no suggestions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import click
 from click.shell_completion import get_completion_class
@@ -14,6 +14,7 @@ from click.shell_completion import get_completion_class
 from backstay import exits
 from backstay.command_line import given_before
 from backstay.errors import BackstayError
+from backstay.exit_codes import ExitCode
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import ClusterOptions, open_inspection
 
@@ -23,7 +24,7 @@ TIME_LIMIT_MS = 1000
 SHELLS = ("bash", "zsh", "fish")
 
 
-def completion_command(program: str, exit_codes: Mapping[int, str]) -> click.Command:
+def completion_command(program: str, exit_codes: Iterable[ExitCode]) -> click.Command:
     """Return the command ``completion`` of a program.
 
     Args:

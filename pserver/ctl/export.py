@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 
 from backstay.checkpoint import remote_exports
-from backstay.checkpoint.remote_exports import ExportTopic, RunningExport
-from backstay.consensus.records.exports import EVERY_PUSHES_MAX
-from backstay.errors import DeadlineExceeded
-from backstay.exits import print_json
+from backstay.checkpoint.remote_exports import RunningExport
+from backstay.errors import ConfigError, DeadlineExceeded
+from backstay.exit_codes import ExitCode
+from backstay.exits import exit_on_error, print_json
+from backstay.job_spec import ExportsSpec, ExportTopicSpec
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import (
-    EXIT_UNHEALTHY,
-    ClusterOptions,
-    ask,
-    examples,
-    json_option,
-)
+from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.completion import suggestions
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 
@@ -29,12 +26,34 @@ __all__ = ["export"]
 
 LOOK_S = 0.2
 STOP_WAIT_S = 60
+TABLES_HELP = "Tables to export; * and ? stand for any characters. May be repeated."
+_FLAGS = {"every_s": "--every", "tables": "--table"}
 
 
 def _complete_name(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
     return suggestions(
         context, lambda inspection: [one.name for one in _exports(inspection)], begun
     )
+
+
+def _spec_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for each field of the spec that is a plain value."""
+    for item in reversed(fields(ExportsSpec)):
+        if item.name in ("url", "topic"):
+            continue
+        flag = _FLAGS.get(item.name, "--" + item.name.replace("_", "-"))
+        low, high = item.metadata["minimum"], item.metadata["maximum"]
+        more: dict[str, Any] = {"default": item.default, "help": item.metadata["doc"]}
+        if item.name == "tables":
+            more = {"default": ("*",), "multiple": True, "metavar": "PATTERN", "help": TABLES_HELP}
+        elif isinstance(item.default, bool):
+            more["is_flag"] = True
+        elif isinstance(item.default, int):
+            more["type"] = click.IntRange(low, high)
+        else:
+            more["type"] = click.FloatRange(low, high)
+        command = click.option(flag, item.name, **more)(command)
+    return command
 
 
 @click.group(
@@ -58,38 +77,7 @@ def export() -> None:
 @json_option()
 @click.argument("name")
 @click.argument("url")
-@click.option(
-    "--every",
-    "every_s",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="From one increment to the next.",
-)
-@click.option(
-    "--every-pushes",
-    type=click.IntRange(0, EVERY_PUSHES_MAX),
-    default=0,
-    metavar="N",
-    help="Earlier, when a server has applied so many pushes since the last increment.",
-)
-@click.option(
-    "--table",
-    "tables",
-    multiple=True,
-    default=("*",),
-    show_default=True,
-    metavar="PATTERN",
-    help="Tables to export; * and ? stand for any characters. May be repeated.",
-)
-@click.option("--statistics", is_flag=True, help="Also write the statistics of rows.")
-@click.option(
-    "--score-at-least",
-    type=float,
-    metavar="SCORE",
-    help="Leave out rows of a lower score, in tables whose lifetime uses one.",
-)
+@_spec_options
 @click.option("--topic", metavar="NAME", help="Also to this topic of Kafka; it must be compacted.")
 @click.option("--brokers", metavar="HOST:PORT[,..]", help="Brokers of the topic.")
 @click.option(
@@ -109,35 +97,26 @@ def export() -> None:
 @click.pass_obj
 def start(
     options: ClusterOptions,
+    /,
     name: str,
     url: str,
-    every_s: float,
-    every_pushes: int,
-    tables: tuple[str, ...],
-    statistics: bool,
-    score_at_least: float | None,
+    *,
     topic: str | None,
     brokers: str | None,
     settings: tuple[str, ...],
     settings_file: str,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Start an export NAME to the folder or URL that every node reaches as URL."""
     also = _topic_of(topic, brokers, settings, settings_file)
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
+        spec = ExportsSpec(url=url, topic=also, **chosen)
     ask(
         options,
         lambda inspection: inspection.first_answer(
             lambda channel: remote_exports.start(
-                channel,
-                name,
-                url,
-                every_s=every_s,
-                every_pushes=every_pushes,
-                tables=tables,
-                statistics=statistics,
-                score_at_least=score_at_least,
-                topic=also,
-                timeout_s=inspection.timeout_s,
+                channel, name, spec, timeout_s=inspection.timeout_s
             )
         ),
         as_json=as_json,
@@ -188,13 +167,13 @@ def status(options: ClusterOptions, as_json: bool) -> None:
     """Show the exports that go on: how old the newest increment is, and what is wrong."""
     found = ask(options, _exports, as_json=as_json)
     if as_json:
-        print_json({"exports": [asdict(one) for one in found]})
+        print_json({"exports": [one.to_mapping() for one in found]})
     elif not found:
         click.echo("no export goes on")
     else:
         _show(found)
     if any(map(_trouble_of, found)):
-        raise SystemExit(EXIT_UNHEALTHY)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _exports(inspection: ClusterInspection) -> tuple[RunningExport, ...]:
@@ -212,9 +191,10 @@ def _show(exports: tuple[RunningExport, ...]) -> None:
     for one in exports:
         table.add_row(
             escape(one.name),
-            f"{one.every_s:g} s" + (f", {one.every_pushes:,} pushes" if one.every_pushes else ""),
-            escape(one.url),
-            str(len(one.tables)),
+            f"{one.spec.every_s:g} s"
+            + (f", {one.spec.every_pushes:,} pushes" if one.spec.every_pushes else ""),
+            escape(one.spec.url),
+            str(len(one.spec.tables)),
             one.element or "none yet",
             f"{one.age_s:.1f} s" if one.element else "-",
             f"{one.rows:,}",
@@ -227,11 +207,11 @@ def _show(exports: tuple[RunningExport, ...]) -> None:
             click.echo(f"{one.name}: since {one.chain}: {one.reason}")
         if one.stopping:
             click.echo(f"{one.name}: ends with its next increment")
-        if one.topic is not None:
+        if one.spec.topic is not None:
             at = "has no rows yet"
             if one.topic_element:
                 at = f"has {one.topic_element}, {one.topic_behind_s:.1f} s behind"
-            click.echo(f"{one.name}: the topic {one.topic.name} {at}")
+            click.echo(f"{one.name}: the topic {one.spec.topic.name} {at}")
         for trouble in (one.trouble, one.topic_trouble):
             if trouble:
                 click.echo(f"{one.name}: {trouble}", err=True)
@@ -239,7 +219,7 @@ def _show(exports: tuple[RunningExport, ...]) -> None:
 
 def _topic_of(
     topic: str | None, brokers: str | None, settings: tuple[str, ...], settings_file: str
-) -> ExportTopic | None:
+) -> ExportTopicSpec | None:
     """Return the topic that options name.
 
     Raises:
@@ -257,4 +237,12 @@ def _topic_of(
         if not (name and sign):
             raise click.UsageError(f"--kafka-setting {one!r}: expected NAME=VALUE")
         pairs[name] = value
-    return ExportTopic(tuple(brokers.split(",")), topic, pairs, settings_file)
+    try:
+        return ExportTopicSpec(
+            name=topic,
+            brokers=tuple(brokers.split(",")),
+            settings=pairs,
+            settings_file=settings_file,
+        )
+    except ConfigError as error:
+        raise click.UsageError(f"--topic: {error}") from error

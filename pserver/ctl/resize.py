@@ -15,15 +15,9 @@ from backstay._proto.v1 import resize_pb2
 from backstay.config import ClientConfig
 from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import DeadlineExceeded, ResizeRefused
+from backstay.exit_codes import ExitCode
 from backstay.exits import exit_on_error, print_json
-from backstay.pserver.ctl.asking import (
-    EXIT_NO_ANSWER,
-    EXIT_UNHEALTHY,
-    ClusterOptions,
-    chosen_endpoints,
-    examples,
-    json_option,
-)
+from backstay.pserver.ctl.asking import ClusterOptions, chosen_endpoints, examples, json_option
 from backstay.pserver.ctl.completion import complete_node_id
 from backstay.pserver.ctl.showing import size_text
 from backstay.pserver.resizing import ClusterResizing
@@ -201,7 +195,7 @@ def _plan(
         if waiting.as_json:
             print_json({"plan": _to_object(failed.plan), "error": str(failed)})
         click.echo(f"Error: {failed}", err=True)
-        sys.exit(EXIT_UNHEALTHY)
+        sys.exit(ExitCode.FAILED)
     if waiting.as_json:
         print_json({"plan": _to_object(found)})
     else:
@@ -257,7 +251,7 @@ def _asked(
 ) -> Any:
     """Return the answer to a question, or end the process with the code for the failure."""
     with (
-        exit_on_error(EXIT_NO_ANSWER, as_json=as_json),
+        exit_on_error(ExitCode.NO_ANSWER, as_json=as_json),
         ClusterResizing(
             chosen_endpoints(options), ClientConfig.load(file=options.config_file)
         ) as asked,

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from backstay.consensus import RoutingTable
 from backstay.consensus.records import NO_MASTER
+from backstay.exit_codes import ExitCode
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import (
     ClusterInspection,
@@ -22,7 +23,6 @@ from backstay.pserver.client.inspection import (
     slots_short_of_copies,
 )
 from backstay.pserver.ctl.asking import (
-    EXIT_UNHEALTHY,
     WAIT_PAUSE_S,
     ClusterOptions,
     ask,
@@ -77,7 +77,7 @@ def slots(context: click.Context, slot: int | None, wait_s: int, as_json: bool) 
         else:
             _show_one(report)
         is_whole = report["master"] is not None and not report["copies_missing"]
-        sys.exit(0 if is_whole else EXIT_UNHEALTHY)
+        sys.exit(0 if is_whole else ExitCode.FAILED)
     routing = ask(options, lambda inspection: _routing_within(inspection, wait_s), as_json=as_json)
     report = slots_report(routing)
     if as_json:
@@ -87,7 +87,7 @@ def slots(context: click.Context, slot: int | None, wait_s: int, as_json: bool) 
         _show(Console(), routing, report)
     if wait_s and report["slots_short_of_copies"]:
         click.echo(_waited_in_vain(routing, wait_s), err=True)
-    sys.exit(EXIT_UNHEALTHY if report["slots_short_of_copies"] else 0)
+    sys.exit(ExitCode.FAILED if report["slots_short_of_copies"] else 0)
 
 
 @slots.command(
@@ -127,7 +127,7 @@ def accept_loss(options: ClusterOptions, yes: bool, as_json: bool) -> None:
             f"{report['accepted']} slots begin anew, empty; the copies on other nodes are being "
             "made: pserverctl status"
         )
-    sys.exit(EXIT_UNHEALTHY if report["slots_lost"] else 0)
+    sys.exit(ExitCode.FAILED if report["slots_lost"] else 0)
 
 
 def _routing_within(inspection: ClusterInspection, wait_s: int) -> RoutingTable:

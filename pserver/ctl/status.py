@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay.errors import ServerUnavailable
+from backstay.exit_codes import ExitCode
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import (
-    EXIT_UNHEALTHY,
     WAIT_PAUSE_S,
     ClusterOptions,
     ask,
@@ -47,7 +47,7 @@ def status(options: ClusterOptions, as_json: bool, wait_s: int) -> None:
         print_json(report)
     else:
         _show(report)
-    sys.exit(0 if report["healthy"] else EXIT_UNHEALTHY)
+    sys.exit(0 if report["healthy"] else ExitCode.FAILED)
 
 
 def _status_within(inspection: ClusterInspection, wait_s: int) -> dict[str, Any]:

@@ -13,17 +13,10 @@ from rich.markup import escape
 from backstay.cluster.upkeep import Expired, Upkeep
 from backstay.config import ClientConfig
 from backstay.errors import ConfigError
+from backstay.exit_codes import ExitCode
 from backstay.exits import exit_on_error, print_json
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import (
-    EXIT_NO_ANSWER,
-    EXIT_UNHEALTHY,
-    ClusterOptions,
-    ask,
-    chosen_endpoints,
-    examples,
-    json_option,
-)
+from backstay.pserver.ctl.asking import ClusterOptions, ask, chosen_endpoints, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 from backstay.pserver.tables.settings import (
     COMPENSATION,
@@ -71,7 +64,7 @@ def tables(context: click.Context, as_json: bool) -> None:
         print_json(report)
     else:
         _show(report)
-    sys.exit(EXIT_UNHEALTHY if report["silent_nodes"] else 0)
+    sys.exit(ExitCode.FAILED if report["silent_nodes"] else 0)
 
 
 @tables.command("set", epilog=SET_EXAMPLES)
@@ -92,7 +85,7 @@ def set_settings(
     What the layout of the rows depends on cannot change: another optimizer, the dimension, the
     storage, which statistics a row keeps.
     """
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         settings = parse_assignments(assignments)
     done = ask(
         options,
@@ -130,7 +123,7 @@ def expire(
     Without a threshold, those of the table's own expiry hold. Each row counts once, for the first
     reason that holds: unseen, score, norm.
     """
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         config = ClientConfig.load(file=options.config_file)
         with Upkeep(chosen_endpoints(options), config) as upkeep:
             expired = upkeep.expire(

@@ -18,16 +18,10 @@ from rich.text import Text
 from backstay import rpc
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, tables_pb2, tables_pb2_grpc
 from backstay.errors import BackstayError
+from backstay.exit_codes import ExitCode
 from backstay.exits import exit_on_error
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import (
-    EXIT_NO_ANSWER,
-    EXIT_UNHEALTHY,
-    ClusterOptions,
-    examples,
-    json_option,
-    open_inspection,
-)
+from backstay.pserver.ctl.asking import ClusterOptions, examples, json_option, open_inspection
 from backstay.pserver.ctl.rates import NodeSample, Sample, TableUsage, rates_between
 from backstay.pserver.ctl.showing import count_text, grid, print_whole, size_text
 
@@ -63,14 +57,14 @@ def top(options: ClusterOptions, interval_s: float, once: bool, as_json: bool) -
     Times are those of pushes, from arrival until all copies have them, within a factor of two.
     "stale" is the mean staleness of pushes, where trainers have it measured.
     """
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
         looks = _looks(inspection, interval_s, patient=not once)
         try:
             if once:
                 report = next(looks)
                 _print(report, as_json=as_json)
                 silent = any(node["state"] == "silent" for node in report["nodes"])
-                sys.exit(EXIT_UNHEALTHY if silent else 0)
+                sys.exit(ExitCode.FAILED if silent else 0)
             _go_on(looks, as_json=as_json)
         except KeyboardInterrupt:
             # How one ends it.

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from backstay.exit_codes import ExitCode
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
+from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 
 __all__ = ["verify"]
 
@@ -35,7 +36,7 @@ def verify(options: ClusterOptions, as_json: bool) -> None:
         click.echo(f"{report['equal']} slots have equal copies, {report['single']} only one copy")
         for line in _lines(report):
             click.echo(line)
-    sys.exit(0 if report["good"] else EXIT_UNHEALTHY)
+    sys.exit(0 if report["good"] else ExitCode.FAILED)
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:

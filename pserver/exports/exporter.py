@@ -1,6 +1,6 @@
-"""Writes one export: the controller asks the masters for bases and increments.
+"""Writes one export: the controller has the masters write full snapshots and deltas.
 
-The newest element says all that the next one needs, so another node can go on from it. Pushes wait
+The newest snapshot says all that the next one needs, so another node can go on from it. Pushes wait
 neither for the export nor for a folder that is away: masters mark the rows that change, and the
 next increment has them all. See docs/internals/exports.md.
 """
@@ -8,54 +8,52 @@ next increment has them all. See docs/internals/exports.md.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from backstay._proto.v1 import checkpoint_pb2
-from backstay.checkpoint.documents import FileEntry
-from backstay.checkpoint.element import (
-    Element,
-    ExportChoice,
-    Kind,
-    SlotLists,
-    base_is_due,
-    element_id,
-    number_of,
-    surplus,
-)
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.chain import EXPORT_RULE, full_is_due
+from backstay.checkpoint.manifest import ExportChoice, Manifest, Prefix, new_id, number_of
+from backstay.checkpoint.retention import surplus_of_export
+from backstay.checkpoint.storage import ExportFolder
 from backstay.consensus import ClusterView, RoutingTable
 from backstay.consensus.records.exports import ExportRecord, tables_of_exports
-from backstay.errors import BackstayError, CheckpointDamaged, CheckpointUnavailable
-from backstay.pserver.checkpoints.disk import in_disk_thread
-from backstay.pserver.checkpoints.gathering import Gathered, SlotGatherer, refuse_anew
+from backstay.errors import BackstayError, CheckpointDamaged, CheckpointUnavailable, text_of
 from backstay.pserver.metrics.export_figures import ExportCounter
+from backstay.pserver.snapshots.disk import in_disk_thread
+from backstay.pserver.snapshots.gathering import Gathered, SlotGatherer, refuse_anew
+from backstay.pserver.snapshots.writer import (
+    SnapshotOrder,
+    SnapshotWriter,
+    next_number,
+    remove_unfinished,
+)
 from backstay.tables import TableSpec
 from backstay.tasks import end_tasks
 
 __all__ = ["Exporter", "why_a_new_chain"]
 
-# The least time that an increment waits for slots without a master.
+# The least time that a delta waits for slots without a master.
 GIVE_UP_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def why_a_new_chain(
-    newest: Element | None,
+    newest: Manifest | None,
     record: ExportRecord,
     specs: Mapping[str, TableSpec],
     cluster_uid: str,
     generation: int,
 ) -> str:
-    """Return why the next element must be a base that begins a chain; empty: it need not. Pure.
+    """Return why the next snapshot must be a full one that begins a chain; empty: it need not.
+
+    Pure.
 
     Args:
-        newest: What the increments so far end with; None: there is nothing to build on.
+        newest: What the deltas so far end with; None: there is nothing to build on.
         record: The export as it is wanted.
         specs: Its tables as they are, by name, sorted.
         cluster_uid: Of this cluster.
@@ -65,17 +63,17 @@ def why_a_new_chain(
         return "the export was started"
     if newest.generation != generation:
         return f"rows were restored or lost: generation {generation}, before {newest.generation}"
-    if list(newest.choice.tables) != list(specs):
+    if [one.name for one in newest.tables] != list(specs):
         return "there are other tables"
     changed = [one.name for one in newest.tables if one.kind != specs[one.name].kind]
     if changed:
         return f"table {changed[0]} is another one"
-    if record.topic is not None:
+    if record.spec.topic is not None:
         # It has what the function makes of rows, of those that did not change too.
         pulled = [one.name for one in newest.tables if one.pull != specs[one.name].pull]
         if pulled:
             return f"a pull of table {pulled[0]} goes through another function"
-    if record.score_at_least is None:
+    if record.spec.score_at_least is None:
         return ""
     # Rows that did not change may come or go by it.
     scored = [one.name for one in newest.tables if _score_of(one) != _score_of(specs[one.name])]
@@ -87,23 +85,28 @@ def _score_of(spec: TableSpec) -> object:
 
 
 class _RowsBeganAnew(Exception):
-    """Slots of an increment have a newer epoch than those that it builds on."""
+    """Slots of a delta have a newer epoch than those that it builds on."""
 
 
 @dataclass(frozen=True)
-class _Base:
-    """The newest whole base, and what the increments after it have, in bytes by number."""
+class _Full:
+    """The newest whole full snapshot, and the bytes of the deltas after it, by number."""
 
     id: str
     bytes: int
     since: Mapping[int, int]
 
-    def with_increment(self, element: Element) -> _Base:
-        return _Base(self.id, self.bytes, {**self.since, element.number: element.total_bytes})
+    def with_delta(self, delta: Manifest) -> _Full:
+        return _Full(self.id, self.bytes, {**self.since, delta.number: delta.total_bytes})
+
+    def is_next_due(self, newest: int) -> bool:
+        """Return whether another one is due; ``newest`` is the number of the newest delta."""
+        deltas = newest - number_of(self.id)
+        return full_is_due(EXPORT_RULE, deltas, sum(self.since.values()), self.bytes)
 
 
 class Exporter:
-    """Writes the elements of one export while this node is the controller."""
+    """Writes the snapshots of one export while this node is the controller."""
 
     def __init__(
         self,
@@ -133,16 +136,16 @@ class Exporter:
         self._cluster_uid = cluster_uid
         self._folder: ExportFolder | None = None
         self._next_number = 1
-        # What the next increment builds on.
-        self._newest: Element | None = None
-        self._base: _Base | None = None
+        # What the next delta builds on.
+        self._newest: Manifest | None = None
+        self._full: _Full | None = None
         self._compaction: asyncio.Task[None] | None = None
 
-    async def write(self) -> Element | None:
-        """Write the next element: an increment, or the base of a new chain.
+    async def write(self) -> Manifest | None:
+        """Write the next snapshot: a delta, or the full one of a new chain.
 
         Returns:
-            The element; None if the export has no table yet.
+            The snapshot; None if the export has no table yet.
 
         Raises:
             BackstayError: It could not be written; the next call tries again.
@@ -152,110 +155,93 @@ class Exporter:
         if routing is None:
             raise CheckpointUnavailable("this node knows no routing yet")
         names = tables_of_exports(snapshot.exports, snapshot.tables).get(self._record.name, ())
-        known = {spec.name: spec for spec in self._specs()}
-        specs = {name: known[name] for name in names if name in known}
+        there = {spec.name: spec for spec in self._specs()}
+        specs = {name: there[name] for name in names if name in there}
         if not specs:
             return None
-        if self._folder is None:
-            await self._resume()
+        folder = self._folder or await self._resume()
         newest, record = self._newest, self._record
         reason = why_a_new_chain(newest, record, specs, self._cluster_uid, routing.generation)
         if not reason and newest is not None:
             try:
-                return await self._increment(newest, specs, routing)
+                return await self._write_delta(folder, newest, specs, routing)
             except _RowsBeganAnew:
                 # This node's view was older than that of the masters.
                 reason = "rows were restored or lost"
         await self._end_compaction()
-        base = await self._write_base(specs, routing, reason)
-        self._newest = base
-        return base
+        self._newest = await self._write_full(folder, specs, routing, reason)
+        return self._newest
 
     async def close(self) -> None:
         """End what is under way."""
         await self._end_compaction()
 
-    async def _resume(self) -> None:
+    async def _resume(self) -> ExportFolder:
         """Find out what is there, and remove what earlier writers did not finish."""
-        folder = await in_disk_thread(ExportFolder, self._record.url)
-        names = await in_disk_thread(folder.names)
-        self._next_number = 1 + max(map(number_of, names), default=0)
+        folder = await in_disk_thread(ExportFolder, self._record.spec.url)
+        self._next_number = await in_disk_thread(next_number, folder)
         try:
-            newest, base = await in_disk_thread(_newest_of, folder)
+            newest, full = await in_disk_thread(_newest_of, folder)
         except CheckpointDamaged as error:
             log.error("a new chain of export %s begins: %s", self._record.name, error)
-            newest = base = None
-        self._newest, self._base = newest, base
+            newest = full = None
+        self._newest, self._full = newest, full
         if newest is not None and newest.run == self._record.run:
             self._counter.known(newest.number, newest.begun)
-        await in_disk_thread(_remove_unfinished, folder, names)
+        await in_disk_thread(remove_unfinished, folder)
         self._folder = folder
+        return folder
 
-    async def _increment(
-        self, newest: Element, specs: Mapping[str, TableSpec], routing: RoutingTable
-    ) -> Element:
-        assert self._base is not None
-        begun = time.time()
-        position, epoch = newest.slots.position, newest.slots.epoch
-        new_id = await self._begin("increment")
+    async def _write_delta(
+        self,
+        folder: ExportFolder,
+        newest: Manifest,
+        specs: Mapping[str, TableSpec],
+        routing: RoutingTable,
+    ) -> Manifest:
+        epoch = newest.slots.epoch
+        order = SnapshotOrder(
+            before=newest,
+            choice=self._choice(specs),
+            give_up_s=max(self._record.spec.every_s, GIVE_UP_S),
+            first=frozenset(newest.left_out),
+        )
 
-        def request(slots: list[int]) -> checkpoint_pb2.WriteSlotsRequest:
-            bases = [
-                checkpoint_pb2.SlotBase(
-                    slot=slot, has_base=True, position=position[slot], epoch=epoch[slot]
-                )
-                for slot in slots
-            ]
-            asked = self._request(new_id, bases, specs)
-            asked.completed.extend(position)
-            return asked
-
-        try:
-            give_up_s = max(self._record.every_s, GIVE_UP_S)
-            first = set(newest.left_out)
-            gathered = await self._gatherer.gather(request, give_up_s=give_up_s, first=first)
+        def check(gathered: Gathered) -> None:
             if not gathered.written:
                 raise CheckpointUnavailable("no master answers")
             if any(one.epoch != epoch[slot] for slot, one in gathered.written.items()):
                 raise _RowsBeganAnew
-            base = self._base
-            element = self._element(
-                new_id,
-                gathered,
-                specs,
-                begun=begun,
-                generation=newest.generation,
-                before=newest,
-                chain=newest.chain,
-                reason=newest.reason,
-                base=base,
-            )
-            await self._finish(element)
-        except BaseException:
-            await self._discard(new_id)
-            raise
-        self._newest = element
-        self._base = base = self._base.with_increment(element)
-        if self._compaction is None and (base_is_due(element) or await self._has_lost(base.id)):
-            self._compaction = asyncio.ensure_future(self._compact(specs, routing))
-        return element
 
-    async def _has_lost(self, base: str) -> bool:
-        """Whether somebody has removed the base: who begins to follow needs another one."""
-        assert self._folder is not None
-        if await in_disk_thread(self._folder.is_finished, base):
+        delta = await self._write_one(folder, order, specs, check, newest.generation, of=newest)
+        self._newest = delta
+        # Another full snapshot may have been finished meanwhile.
+        assert self._full is not None
+        self._full = full = self._full.with_delta(delta)
+        is_due = full.is_next_due(delta.number)
+        if self._compaction is None and (is_due or await self._has_lost(folder, full.id)):
+            self._compaction = asyncio.ensure_future(self._compact(folder, specs, routing))
+        return delta
+
+    async def _has_lost(self, folder: ExportFolder, full: str) -> bool:
+        """Whether somebody has removed the full one: who begins to follow needs another one."""
+        if await in_disk_thread(folder.is_finished, full):
             return False
-        log.warning("export %s: base %s is there no more: another one", self._record.name, base)
+        log.warning("export %s: base %s is there no more: another one", self._record.name, full)
         return True
 
-    async def _compact(self, specs: Mapping[str, TableSpec], routing: RoutingTable) -> None:
-        """Write a base beside the increments."""
+    async def _compact(
+        self, folder: ExportFolder, specs: Mapping[str, TableSpec], routing: RoutingTable
+    ) -> None:
+        """Write a full snapshot beside the deltas."""
         try:
-            await self._write_base(specs, routing, "")
+            await self._write_full(folder, specs, routing, "")
         except Exception as error:  # noqa: BLE001
-            # Whatever a storage raises: the increments go on, and it is tried again after the next.
+            # Whatever a storage raises: the deltas go on, and it is tried again after the next.
             self._counter.failed()
-            log.warning("export %s: no new base could be written: %s", self._record.name, error)
+            log.warning(
+                "export %s: no new base could be written: %s", self._record.name, text_of(error)
+            )
         finally:
             self._compaction = None
 
@@ -264,162 +250,104 @@ class Exporter:
             await end_tasks(self._compaction)
             self._compaction = None
 
-    async def _write_base(
-        self, specs: Mapping[str, TableSpec], routing: RoutingTable, reason: str
-    ) -> Element:
-        """Write a base; with a reason it begins a chain."""
-        begun = time.time()
-        new_id = await self._begin("base")
+    async def _write_full(
+        self,
+        folder: ExportFolder,
+        specs: Mapping[str, TableSpec],
+        routing: RoutingTable,
+        reason: str,
+    ) -> Manifest:
+        """Write a full snapshot; with a reason it begins a chain."""
+        rate = self._view.snapshot().settings.checkpoint_bytes_per_s
+        order = SnapshotOrder(choice=self._choice(specs), bytes_per_s=rate)
 
-        def request(slots: list[int]) -> checkpoint_pb2.WriteSlotsRequest:
-            return self._request(
-                new_id, [checkpoint_pb2.SlotBase(slot=slot) for slot in slots], specs
-            )
+        def check(gathered: Gathered) -> None:
+            refuse_anew(gathered.of_export(None).epoch, routing)
 
-        try:
-            gathered = await self._gatherer.gather(request)
-            before = None if reason else self._newest
-            element = self._element(
-                new_id,
-                gathered,
-                specs,
-                begun=begun,
-                generation=routing.generation,
-                reason=reason if before is None else before.reason,
-                chain=new_id if before is None else before.chain,
-            )
-            refuse_anew(element.epoch, routing)
-            await self._finish(element)
-        except BaseException:
-            await self._discard(new_id)
-            raise
-        since = {} if self._base is None or reason else self._base.since
-        newer = {number: size for number, size in since.items() if number > element.number}
-        self._base = _Base(new_id, element.total_bytes, newer)
+        full = await self._write_one(
+            folder,
+            order,
+            specs,
+            check,
+            routing.generation,
+            of=None if reason else self._newest,
+            reason=reason,
+        )
+        since = {} if self._full is None or reason else self._full.since
+        newer = {number: size for number, size in since.items() if number > full.number}
+        self._full = _Full(full.id, full.total_bytes, newer)
         log.info(
             "export %s: base %s is written: %d rows, %d bytes%s",
             self._record.name,
-            new_id,
-            element.rows,
-            element.total_bytes,
+            full.id,
+            full.rows,
+            full.total_bytes,
             f"; {reason}" if reason else "",
         )
-        assert self._folder is not None
-        await in_disk_thread(_thin_out, self._folder)
-        return element
+        await in_disk_thread(_thin_out, folder)
+        return full
 
-    def _element(
+    async def _write_one(
         self,
-        new_id: str,
-        gathered: Gathered,
+        folder: ExportFolder,
+        order: SnapshotOrder,
         specs: Mapping[str, TableSpec],
-        *,
-        begun: float,
+        check: Callable[[Gathered], None],
         generation: int,
-        chain: str,
-        reason: str,
-        before: Element | None = None,
-        base: _Base | None = None,
-    ) -> Element:
-        """Put the manifest together; ``before`` is what an increment builds on."""
-        size = sum(part.bytes for part in gathered.parts)
-        return Element(
-            format=1,
-            id=new_id,
-            run=self._record.run,
-            chain=chain,
-            base=new_id if base is None else base.id,
-            reason=reason,
-            cluster=self._view.cluster_id,
-            cluster_uid=self._cluster_uid,
-            generation=generation,
-            begun=begun,
-            every_s=self._record.every_s,
-            choice=self._choice(specs),
-            specs=tuple(json.loads(spec.to_json()) for spec in specs.values()),
-            parts=tuple(FileEntry(one.file, one.bytes, one.sha256) for one in gathered.parts),
-            slots=_slot_lists(gathered, before),
-            left_out=tuple(sorted(gathered.todo)),
-            base_bytes=size if base is None else base.bytes,
-            bytes_since_base=0 if base is None else sum(base.since.values()) + size,
-        )
-
-    def _choice(self, specs: Mapping[str, TableSpec]) -> ExportChoice:
-        return ExportChoice(tuple(specs), self._record.statistics, self._record.score_at_least)
-
-    def _request(
-        self,
-        element: str,
-        slots: list[checkpoint_pb2.SlotBase],
-        specs: Mapping[str, TableSpec],
-    ) -> checkpoint_pb2.WriteSlotsRequest:
-        rate = self._view.snapshot().settings.checkpoint_bytes_per_s
-        return checkpoint_pb2.WriteSlotsRequest(
-            url=self._record.url,
-            id=element,
-            slots=slots,
-            bytes_per_s=0 if slots[0].has_base else rate,
-            export=checkpoint_pb2.ExportChoice(
-                tables=list(specs),
-                statistics=self._record.statistics,
-                score_at_least=self._record.score_at_least,
-            ),
-        )
-
-    async def _begin(self, kind: Kind) -> str:
-        assert self._folder is not None
-        new_id = element_id(kind, self._next_number, secrets.token_hex(3))
+        *,
+        of: Manifest | None,
+        reason: str = "",
+    ) -> Manifest:
+        """Write a snapshot of the chain that another one is of, or of one that it begins."""
+        begun = time.time()
+        prefix: Prefix = "base" if order.before is None else "inc"
+        snapshot = new_id(self._next_number, secrets.token_hex(3), prefix)
         # Whatever becomes of it: another writer may have seen the number.
         self._next_number += 1
-        await in_disk_thread(self._folder.create, new_id)
-        return new_id
 
-    async def _finish(self, element: Element) -> None:
-        assert self._folder is not None
-        # Its outcome must be known: what is half written would be removed.
-        finishing = asyncio.ensure_future(in_disk_thread(self._folder.finish, element))
-        try:
-            await asyncio.shield(finishing)
-        except asyncio.CancelledError:
-            await asyncio.wait({finishing})
-            raise
+        async def manifest_of(gathered: Gathered) -> Manifest:
+            check(gathered)
+            size = sum(part.bytes for part in gathered.parts)
+            full = None if order.before is None else self._full
+            return Manifest(
+                id=snapshot,
+                run=self._record.run,
+                chain=snapshot if of is None else of.chain,
+                base=None if full is None else full.id,
+                reason=reason if of is None else of.reason,
+                cluster=self._view.cluster_id,
+                cluster_uid=self._cluster_uid,
+                generation=generation,
+                begun=begun,
+                every_s=self._record.spec.every_s,
+                choice=order.choice,
+                tables=tuple(specs.values()),
+                parts=tuple(gathered.parts),
+                slots=gathered.of_export(order.before),
+                left_out=tuple(sorted(gathered.todo)),
+                base_bytes=size if full is None else full.bytes,
+                bytes_since_base=0 if full is None else sum(full.since.values()) + size,
+            )
+
+        writer = SnapshotWriter(self._gatherer, folder, self._record.spec.url)
+        written = await writer.write(snapshot, order, manifest_of)
         self._counter.written(
-            element.kind, element.number, element.begun, element.rows, element.total_bytes
+            "base" if written.kind == "full" else "increment",
+            written.number,
+            written.begun,
+            written.rows,
+            written.total_bytes,
+        )
+        return written
+
+    def _choice(self, specs: Mapping[str, TableSpec]) -> ExportChoice:
+        return ExportChoice(
+            tuple(specs), self._record.spec.statistics, self._record.spec.score_at_least
         )
 
-    async def _discard(self, element: str) -> None:
-        assert self._folder is not None
-        await asyncio.shield(in_disk_thread(_remove_half, self._folder, element))
 
-
-def _slot_lists(gathered: Gathered, before: Element | None) -> SlotLists:
-    """Return what an element has of each slot; of one that is left out, nothing since before."""
-    part, position, since, epoch, whole, rows = [], [], [], [], [], []
-    for slot in range(len(gathered.written) + len(gathered.todo)):
-        one = gathered.written.get(slot)
-        known = (0, 0) if before is None else _place(before, slot)
-        part.append(-1 if one is None else one.part)
-        position.append(known[0] if one is None else one.position)
-        since.append(0 if one is not None and one.whole else known[0])
-        epoch.append(known[1] if one is None else one.epoch)
-        whole.append(1 if one is not None and one.whole else 0)
-        rows.append(0 if one is None else one.rows)
-    return SlotLists(
-        tuple(part),
-        tuple(position),
-        tuple(since),
-        tuple(epoch),
-        tuple(whole),  # type: ignore[arg-type]  # ones and zeros
-        tuple(rows),
-    )
-
-
-def _place(element: Element, slot: int) -> tuple[int, int]:
-    return element.slots.position[slot], element.slots.epoch[slot]
-
-
-def _newest_of(folder: ExportFolder) -> tuple[Element | None, _Base | None]:
-    """Return what increments build on, and the newest whole base.
+def _newest_of(folder: ExportFolder) -> tuple[Manifest | None, _Full | None]:
+    """Return what deltas build on, and the newest whole full snapshot.
 
     Raises:
         CheckpointDamaged: A manifest that is needed is damaged.
@@ -427,39 +355,24 @@ def _newest_of(folder: ExportFolder) -> tuple[Element | None, _Base | None]:
     newest = folder.newest()
     if newest is None:
         return None, None
-    base = _Base(newest.base, newest.base_bytes, {newest.number: newest.bytes_since_base})
-    if newest.kind == "increment":
-        return newest, base
-    # A base that was written beside increments may be newer than these, which go on all the same.
+    full = _Full(newest.newest_full, newest.base_bytes, {newest.number: newest.bytes_since_base})
+    if newest.kind == "delta":
+        return newest, full
+    # A full snapshot that was written beside deltas may be newer than these, which go on all the
+    # same.
     for name in reversed(folder.names()):
         if number_of(name) < number_of(newest.chain):
             break
         found = folder.read(name) if number_of(name) < newest.number else None
         if found is not None and found.chain == newest.chain:
-            return found, base
-    return newest, base
-
-
-def _remove_unfinished(folder: ExportFolder, names: list[str]) -> None:
-    for name in names:
-        if not folder.is_finished(name):
-            log.info("element %s was never finished and is removed", name)
-            folder.delete(name)
-
-
-def _remove_half(folder: ExportFolder, element: str) -> None:
-    """Remove an element that was given up, unless it is whole after all."""
-    try:
-        if not folder.is_finished(element):
-            folder.delete(element)
-    except BackstayError as error:
-        log.warning("the unfinished element %s could not be removed: %s", element, error)
+            return found, full
+    return newest, full
 
 
 def _thin_out(folder: ExportFolder) -> None:
     """Remove what is kept no longer."""
     try:
-        for old in surplus([name for name in folder.names() if folder.is_finished(name)]):
+        for old in surplus_of_export(folder.ids()):
             folder.delete(old)
     except BackstayError as error:
-        log.warning("old elements could not be removed: %s", error)
+        log.warning("old snapshots could not be removed: %s", error)

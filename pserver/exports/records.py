@@ -7,10 +7,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from backstay.consensus.records.exports import ExportRecord, TopicRecord
+from backstay.consensus.records.exports import ExportRecord
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Delete, Put, Txn, absent, mod_revision_is
 from backstay.errors import ExportRefused, ServerUnavailable
+from backstay.job_spec import ExportsSpec
 from backstay.pserver.membership.departures import now_text
 
 __all__ = ["ExportRecords"]
@@ -42,27 +43,15 @@ class ExportRecords:
     async def start(
         self,
         name: str,
-        url: str,
+        spec: ExportsSpec,
         *,
-        every_s: float,
-        tables: tuple[str, ...],
-        statistics: bool = False,
-        score_at_least: float | None = None,
-        topic: TopicRecord | None = None,
-        every_pushes: int = 0,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> ExportRecord:
         """Start an export; the same again changes nothing.
 
         Args:
             name: Its name.
-            url: The folder or URL of its elements.
-            every_s: Seconds from one increment to the next.
-            tables: Names, in which * and ? stand for any characters.
-            statistics: Whether the statistics of rows go with their weights.
-            score_at_least: The lowest score of a row; None: any.
-            topic: Where its rows go besides.
-            every_pushes: Of a server, after which an increment comes earlier; 0: by time alone.
+            spec: What is exported, where and when.
             check: Is called before an export is started that is not there yet, to refuse it.
 
         Raises:
@@ -71,24 +60,13 @@ class ExportRecords:
                 ending.
             StoreError: The store does not answer.
         """
-        wanted = ExportRecord(
-            name,
-            secrets.token_hex(8),
-            url,
-            every_s,
-            tables,
-            statistics,
-            score_at_least,
-            now_text(),
-            topic=topic,
-            every_pushes=every_pushes,
-        )
+        wanted = ExportRecord(name=name, run=secrets.token_hex(8), spec=spec, started=now_text())
         present = await self.all()
         if (known := present.get(name)) is not None:
             same = replace(wanted, run=known.run, started=known.started, trouble=known.trouble)
             if same == known:
                 return known
-            what = f"goes to {known.url} with other settings: stop it first"
+            what = f"goes to {known.spec.url} with other settings: stop it first"
             if known.stopping:
                 what = "writes its last increment: wait for it, or end it at once"
             now = " --now" if known.stopping else ""
@@ -103,7 +81,7 @@ class ExportRecords:
         result = await self._store.transaction(Txn((absent(key),), (Put(key, wanted.to_json()),)))
         if not result.succeeded:
             raise ServerUnavailable("another request came first; repeat the call")
-        log.info("export %s to %s is started", name, url)
+        log.info("export %s to %s is started", name, spec.url)
         return wanted
 
     async def stop(self, name: str, *, now: bool) -> None:
@@ -160,16 +138,17 @@ def _refuse_shared(wanted: ExportRecord, others: Iterable[ExportRecord]) -> None
     """Refuse an export to where another one goes, or of the same tables.
 
     Raises:
-        ExportRefused: It is so.
+        ExportRefused: The two would share a folder, a table or a topic.
     """
+    spec = wanted.spec
     for other in others:
-        if _place(other.url) == _place(wanted.url):
+        if _place(other.spec.url) == _place(spec.url):
             raise ExportRefused(
-                f"the export {other.name} goes to {wanted.url}: choose another folder"
+                f"the export {other.name} goes to {spec.url}: choose another folder"
             )
-        if shared := sorted(set(other.tables) & set(wanted.tables)):
+        if shared := sorted(set(other.spec.tables) & set(spec.tables)):
             raise ExportRefused(f"{shared[0]} is in the export {other.name} already")
-        if wanted.topic is not None and wanted.topic.is_same(other.topic):
+        if spec.topic is not None and spec.topic.is_same(other.spec.topic):
             raise ExportRefused(
-                f"the export {other.name} goes to the topic {wanted.topic.name}: choose another one"
+                f"the export {other.name} goes to the topic {spec.topic.name}: choose another one"
             )

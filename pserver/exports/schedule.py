@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from backstay.consensus import ClusterView
 from backstay.consensus.records.exports import ExportRecord
-from backstay.errors import BackstayError
+from backstay.errors import BackstayError, text_of
 from backstay.pserver.exports.exporter import Exporter
-from backstay.pserver.exports.pushes import PushCounts, most_since
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.topic.publisher import TopicPublisher
 from backstay.pserver.metrics.export_figures import ExportCounter, ExportsFigures
+from backstay.pserver.snapshots.due import Due, Every
 from backstay.tasks import end_tasks
 
 __all__ = ["ExportSchedule"]
 
 # Between two looks whether this node is the controller.
 LOOK_S = 0.2
-# Between two looks how many pushes there were.
-PUSHES_LOOK_S = 0.5
 # The least pause after an element that could not be written.
 FAILED_PAUSE_S = 0.5
 # Between two texts of errors in the store: they may differ each time.
@@ -41,7 +39,7 @@ class ExportSchedule:
         records: ExportRecords,
         open_exporter: Callable[[ExportRecord, ExportCounter], Exporter],
         open_publisher: Callable[[ExportRecord, ExportCounter], TopicPublisher],
-        pushes: PushCounts,
+        open_due: Callable[[], Due],
         is_controller: Callable[[], bool],
         figures: ExportsFigures,
     ) -> None:
@@ -52,7 +50,7 @@ class ExportSchedule:
             records: The records of exports.
             open_exporter: Returns what writes an export.
             open_publisher: Returns what writes the topic of one that has a topic.
-            pushes: Counts them.
+            open_due: Returns what follows when an increment is due.
             is_controller: Says whether this node is it.
             figures: Of the exports that this node writes.
         """
@@ -60,7 +58,7 @@ class ExportSchedule:
         self._records = records
         self._open = open_exporter
         self._open_publisher = open_publisher
-        self._pushes = pushes
+        self._open_due = open_due
         self._figures = figures
         self._is_controller = is_controller
 
@@ -84,7 +82,7 @@ class ExportSchedule:
         """Write one export until it is stopped, or until cancelled."""
         counter = self._figures.begin(record.name)
         exporter = self._open(record, counter)
-        publisher = None if record.topic is None else self._open_publisher(record, counter)
+        publisher = None if record.spec.topic is None else self._open_publisher(record, counter)
         try:
             await self._write_on(exporter, publisher, record, counter)
         finally:
@@ -100,11 +98,12 @@ class ExportSchedule:
         record: ExportRecord,
         counter: ExportCounter,
     ) -> None:
-        loop = asyncio.get_running_loop()
+        loop, due = asyncio.get_running_loop(), self._open_due()
+        every = Every(record.spec.every_s, record.spec.every_pushes, by_busiest=True)
         told_s, told = -TELL_S, record.trouble
         while (now := self._now(record)) is not None:
-            due_s = loop.time() + record.every_s
-            pushes = await self._pushes.now() if record.every_pushes else {}
+            await due.begin(every, loop.time())
+            pause_s = 0.0
             try:
                 element = await exporter.write()
                 trouble = NO_TABLES if element is None else ""
@@ -114,8 +113,8 @@ class ExportSchedule:
                 # Whatever a storage raises: it must not end the node.
                 element = None
                 counter.failed()
-                trouble, is_last = str(error), False
-                due_s = max(due_s, loop.time() + FAILED_PAUSE_S)
+                trouble, is_last = text_of(error), False
+                pause_s = FAILED_PAUSE_S
             if publisher is not None and element is not None:
                 publisher.look()
             changes = bool(trouble) != bool(told)
@@ -132,7 +131,7 @@ class ExportSchedule:
                 if publisher is not None and element is not None:
                     await self._until_published(publisher, element.number, record)
                 await self._note(self._records.end(record))
-            await self._wait_until(due_s, now, pushes)
+            await self._until_due(due, every, now, loop.time() + pause_s)
 
     async def _until_published(
         self, publisher: TopicPublisher, number: int, record: ExportRecord
@@ -156,19 +155,16 @@ class ExportSchedule:
         now = self._view.snapshot().exports.get(record.name)
         return now if now is not None and now.run == record.run else None
 
-    async def _wait_until(
-        self, due_s: float, known: ExportRecord, pushes: Mapping[str, int]
+    async def _until_due(
+        self, due: Due, every: Every, known: ExportRecord, not_before_s: float
     ) -> None:
         """Wait until the next increment is due, or the export is to end or is gone."""
         loop = asyncio.get_running_loop()
-        while (left_s := due_s - loop.time()) > 0:
+        while not await due.is_due(every, loop.time()) or loop.time() < not_before_s:
             now = self._now(known)
             if now is None or now.stopping != known.stopping:
                 return
-            if known.every_pushes:
-                if most_since(pushes, await self._pushes.now()) >= known.every_pushes:
-                    return
-                left_s = min(left_s, PUSHES_LOOK_S)
+            pause_s = max(due.next_look_s(every, loop.time()), not_before_s - loop.time())
             revision = self._view.snapshot().revision
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._view.newer_than(revision), left_s)
+                await asyncio.wait_for(self._view.newer_than(revision), pause_s)

@@ -3,26 +3,71 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 
-from backstay.consensus.records import RoutingTable, ShardRecord
+from backstay.consensus.records import NO_MASTER, ReplicaStatus, RoutingTable, ShardRecord
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Delete, Operation, Put
 from backstay.errors import InvalidRequest
-from backstay.pserver.controller import ReplicaKey, shard_changes
 from backstay.pserver.membership.departures import now_s
 
-__all__ = ["ShardView"]
+__all__ = ["ShardView", "shard_records"]
 
 # A routing table may change every replica of every slot. Each write holds so many records, and
 # the next one begins when it is confirmed: other writes come in between.
 SHARDS_PER_WRITE = 100
 
 
-class _Step(NamedTuple):
-    key: ReplicaKey
-    record: ShardRecord | None
+def shard_records(
+    before: Iterable[ShardRecord], routing: RoutingTable, *, time: float
+) -> list[ShardRecord]:
+    """Return the records that a routing table is shown by, ordered by slot.
+
+    The replicas of a slot are numbered from 0 without a gap. One that is there keeps its number;
+    only where one with a lower number has gone, the one with the highest takes its place.
+
+    Args:
+        before: The records so far; what has not changed is among the result as it is.
+        routing: What to show.
+        time: Now; seconds since the epoch.
+    """
+    of_holder = {(one.slot, one.node, one.instance): one for one in before}
+    holders_of_set = [_holders(routing, number) for number in range(len(routing.sets))]
+    records = []
+    for slot, number in enumerate(routing.set_of_slot.tolist()):
+        holders = holders_of_set[number]
+        held = [of_holder.get((slot, node, instance)) for node, instance, _ in holders]
+        kept = {one.replica for one in held if one is not None and one.replica < len(holders)}
+        free = (replica for replica in range(len(holders)) if replica not in kept)
+        for (node, instance, status), old in zip(holders, held, strict=True):
+            replica = old.replica if old is not None and old.replica in kept else next(free)
+            if old is not None and (old.replica, old.status) == (replica, status):
+                records.append(old)
+                continue
+            new = ShardRecord(
+                slot=slot,
+                replica=replica,
+                node=node,
+                instance=instance,
+                status=status,
+                created=time,
+                modified=time,
+                routing_version=routing.version,
+            )
+            records.append(new if old is None else replace(new, created=old.created))
+    return records
+
+
+def _holders(routing: RoutingTable, number: int) -> list[tuple[str, int, ReplicaStatus]]:
+    """Return who holds the slots of one set: node, instance and status, the master first."""
+    held = routing.sets[number]
+    roles: list[tuple[int, ReplicaStatus]] = [(one, "in_sync") for one in held.in_sync]
+    roles += [(one, "catching_up") for one in held.catching_up]
+    if held.master != NO_MASTER:
+        roles.insert(0, (held.master, "master"))
+    nodes = routing.nodes
+    return [(nodes[one].node_id, nodes[one].instance, status) for one, status in roles]
 
 
 class ShardView:
@@ -44,8 +89,8 @@ class ShardView:
         self._store = store
         self._keys = keys
         self._write = write
-        self._view: dict[ReplicaKey, ShardRecord] = {}
-        self._unreadable: list[str] = []
+        # By key. None: damaged, of another version, or under a key that is not its own.
+        self._shown: dict[str, ShardRecord | None] = {}
 
     async def read(self) -> None:
         """Read what there is: records keep the times that an earlier controller gave them.
@@ -53,21 +98,8 @@ class ShardView:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        found = await self._store.range(self._keys.shards)
-        self._view.clear()
-        self._unreadable.clear()
-        for item in found.items:
-            try:
-                record = ShardRecord.from_json(item.value)
-            except InvalidRequest:
-                # Damaged, or of another version. It goes, and is written anew where it belongs.
-                self._unreadable.append(item.key)
-                continue
-            key = ReplicaKey(record.slot, record.replica)
-            if item.key == self._keys.shard(*key):
-                self._view[key] = record
-            else:
-                self._unreadable.append(item.key)
+        stored = await self._store.range(self._keys.shards)
+        self._shown = {item.key: self._record(item.key, item.value) for item in stored.items}
 
     async def show(self, routing: RoutingTable, is_void: Callable[[], bool]) -> None:
         """Write what differs from a routing table.
@@ -80,26 +112,35 @@ class ShardView:
         Raises:
             StoreUnavailable: The store does not answer; what was written stays noted.
         """
-        while self._unreadable and not is_void():
-            some = self._unreadable[:SHARDS_PER_WRITE]
-            await self._write([Delete(key) for key in some])
-            del self._unreadable[: len(some)]
-        changes = await asyncio.to_thread(shard_changes, self._view, routing, time=now_s())
-        steps = [
-            *(_Step(ReplicaKey(one.slot, one.replica), one) for one in changes.put),
-            *(_Step(key, None) for key in changes.delete),
-        ]
-        for start in range(0, len(steps), SHARDS_PER_WRITE):
+        changes = await asyncio.to_thread(self._changes, routing, now_s())
+        for start in range(0, len(changes), SHARDS_PER_WRITE):
             if is_void():
                 return
-            batch = steps[start : start + SHARDS_PER_WRITE]
-            await self._write([self._operation(step) for step in batch])
-            for key, record in batch:
+            some = changes[start : start + SHARDS_PER_WRITE]
+            await self._write(
+                [Delete(key) if one is None else Put(key, one.to_json()) for key, one in some]
+            )
+            for key, record in some:
                 if record is None:
-                    self._view.pop(key, None)
+                    del self._shown[key]
                 else:
-                    self._view[key] = record
+                    self._shown[key] = record
 
-    def _operation(self, step: _Step) -> Operation:
-        name = self._keys.shard(*step.key)
-        return Delete(name) if step.record is None else Put(name, step.record.to_json())
+    def _changes(self, routing: RoutingTable, time: float) -> list[tuple[str, ShardRecord | None]]:
+        """Return the records to write by key; None: it is to be deleted."""
+        before = [one for one in self._shown.values() if one is not None]
+        wanted = {
+            self._keys.shard(one.slot, one.replica): one
+            for one in shard_records(before, routing, time=time)
+        }
+        changes: list[tuple[str, ShardRecord | None]] = [
+            (key, one) for key, one in wanted.items() if self._shown.get(key) is not one
+        ]
+        return changes + [(key, None) for key in self._shown if key not in wanted]
+
+    def _record(self, key: str, text: str) -> ShardRecord | None:
+        try:
+            record = ShardRecord.from_json(text)
+        except InvalidRequest:
+            return None
+        return record if key == self._keys.shard(record.slot, record.replica) else None

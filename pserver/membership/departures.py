@@ -28,6 +28,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from backstay import rpc
 from backstay.addresses import is_loopback, split_address
+from backstay.backoff import Backoff
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterView
 from backstay.consensus.cluster_mirror import DeathRecord
@@ -54,8 +55,7 @@ ATTEMPTS_MAX = 5
 RETRY_PAUSE_S = 0.1
 CONNECT_TIMEOUT_S = 1.0
 PEERS_MAX = 8
-PROBE_PAUSE_MIN_S = 0.05
-PROBE_PAUSE_MAX_S = 1.0
+PROBE = Backoff(first_s=0.05, longest_s=1.0)
 LOOK_PAUSES_S = (0.0, 0.01, 0.03, 0.06, 0.1)
 
 Suspect = Callable[[int, str], Awaitable[bool]]
@@ -122,7 +122,7 @@ class PeerProbe:
                     )
 
     async def _watch(self, member: MemberRecord) -> None:
-        pause_s = PROBE_PAUSE_MIN_S
+        probes = PROBE.begin()
         async with rpc.open_aio_channel(member.control_address, self._security) as channel:
             # The types of this package know only grpcio's older stubs.
             stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -130,7 +130,7 @@ class PeerProbe:
                 reason = "its control plane closed the connection"
                 try:
                     async for _ in stub.Watch(health_pb2.HealthCheckRequest()):
-                        pause_s = PROBE_PAUSE_MIN_S
+                        probes.reset()
                 except grpc.RpcError as error:
                     reason = str(rpc.error_of(error, member.control_address))
                 # A process that dies closes its ports one by one: look more than once.
@@ -141,8 +141,7 @@ class PeerProbe:
                     ):
                         return
                 log.info("%s is still there after: %s", member.node_id, reason)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PROBE_PAUSE_MAX_S)
+                await asyncio.sleep(probes.next_s())
 
 
 class Presence:

@@ -11,17 +11,19 @@ import logging
 from contextlib import aclosing
 from types import TracebackType
 
+from backstay.backoff import Backoff
 from backstay.consensus import ClusterMirror
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore
 from backstay.consensus.store.follow import follow
-from backstay.errors import StoreError
-from backstay.tasks import end_tasks, spawn
+from backstay.errors import StoreError, StoreUnavailable
+from backstay.tasks import end_tasks, spawn, until_answered
 
 __all__ = ["RecordWatch"]
 
 # The pause after an error that waiting seldom cures: refused credentials, lost data.
 RETRY_PAUSE_S = 2.0
+RETRY_READ = Backoff(first_s=0.1, longest_s=0.1)
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,19 @@ class RecordWatch:
         found = await self._store.ranges(self._prefixes)
         for prefix, result in zip(self._prefixes, found, strict=True):
             self._mirror.load(prefix, result)
+
+    async def read_until_answered(self) -> None:
+        """Read every prefix once, as soon as the store answers.
+
+        Raises:
+            StoreError: The store refuses.
+        """
+        await until_answered(
+            self.read_all,
+            RETRY_READ,
+            StoreUnavailable,
+            lambda error: log.warning("reading the cluster's records again: %s", error),
+        )
 
     async def __aenter__(self) -> RecordWatch:
         self._tasks = [

@@ -42,6 +42,7 @@ from backstay.errors import (
 )
 from backstay.logs import fields
 from backstay.pserver.membership.departures import now_text
+from backstay.pserver.membership.own_node import OwnNode
 
 __all__ = ["Predecessor", "Registration"]
 
@@ -79,7 +80,7 @@ class Registration:
         store: CoordinationStore,
         keys: Keys,
         config: ClusterConfig,
-        record: MemberRecord,
+        own: OwnNode,
         *,
         ttl_ms: int,
         judge: Judge,
@@ -93,7 +94,7 @@ class Registration:
             store: The coordination store.
             keys: Where the records are.
             config: The cluster's config record, as this node met it.
-            record: What to register; lease and incarnation are filled in.
+            own: This node, as it is to be known; lease and incarnation are filled in.
             ttl_ms: Time to live of the lease.
             judge: Says whether a process that holds the same id is dead or alive.
             on_alive: Called with the moment of ``clock_s`` until which the lease is surely alive;
@@ -106,7 +107,7 @@ class Registration:
         self._store = store
         self._keys = keys
         self._config = config
-        self._wanted = record
+        self._own = own
         self._ttl_ms = ttl_ms
         self._judge = judge
         self._on_alive = on_alive
@@ -122,9 +123,9 @@ class Registration:
         self._said = ""
 
     @property
-    def record(self) -> MemberRecord:
-        """What this node wants to be known about itself."""
-        return self._wanted
+    def is_registered(self) -> bool:
+        """Whether this process has, or had, a place in the cluster."""
+        return self._published is not None
 
     async def register(self) -> None:
         """Get a lease and claim the node's id; waits while the store does not answer.
@@ -207,13 +208,13 @@ class Registration:
 
     async def set_status(self, status: MemberStatus) -> None:
         """Say this status, and wait until the store has it."""
-        self._want(replace(self._wanted, status=status))
+        self._want(replace(self._own.record, status=status))
         while self._published is None or self._published.status != status:
             await self._changed.wait()
 
     def set_sync(self, sync: bool) -> None:
         """Say whether all replicas here are in sync."""
-        self._want(replace(self._wanted, sync=sync))
+        self._want(replace(self._own.record, sync=sync))
 
     async def leave(self, reason: str) -> None:
         """End the lease: the process serves nothing any more, so no node has to wait for it.
@@ -224,14 +225,13 @@ class Registration:
         if self._keepalive is None:
             return
         self._leaving = True
-        death = DeathRecord(
-            self._wanted.instance, self._wanted.node_id, self._wanted.node_id, reason, now_text()
-        )
-        await self._store.put(self._keys.death(self._wanted.instance), death.to_json())
+        own = self._own.record
+        death = DeathRecord(own.instance, own.node_id, own.node_id, reason, now_text())
+        await self._store.put(self._keys.death(own.instance), death.to_json())
         await self._keepalive.revoke()
 
     def _want(self, record: MemberRecord) -> None:
-        self._wanted = record
+        self._own.record = record
         self._signal()
 
     def _signal(self) -> None:
@@ -262,7 +262,7 @@ class Registration:
 
     async def _claim(self, lease: int) -> None:
         """Create the record, after its predecessor is gone."""
-        wanted = self._wanted
+        wanted = self._own.record
         member, counter = self._keys.member(wanted.node_id), self._keys.incarnation(wanted.node_id)
         deadline = self._loop.time() + PREDECESSOR_TTLS_MAX * self._ttl_ms / 1000
         while True:
@@ -314,10 +314,10 @@ class Registration:
             other = MemberRecord.from_json(held.value)
         except InvalidRequest as error:
             raise ConfigError(
-                f"node_id: {self._wanted.node_id!r} is registered by a record that this version "
-                f"cannot read: {error}"
+                f"node_id: {self._own.record.node_id!r} is registered by a record that this "
+                f"version cannot read: {error}"
             ) from error
-        if other.instance == self._wanted.instance:
+        if other.instance == self._own.record.instance:
             if held.lease == lease:
                 self._take(other, held.mod_revision)
                 return True
@@ -354,7 +354,8 @@ class Registration:
             await asyncio.wait_for(gone(), timeout=max(0.0, deadline - self._loop.time()) + 1)
 
     def _take(self, record: MemberRecord, revision: int) -> None:
-        self._wanted = replace(self._wanted, lease=record.lease, incarnation=record.incarnation)
+        lease, incarnation = record.lease, record.incarnation
+        self._own.record = replace(self._own.record, lease=lease, incarnation=incarnation)
         self._published = record
         self._revision = revision
         log.info(
@@ -367,10 +368,10 @@ class Registration:
 
     async def _publish(self, lease: int) -> None:
         """Bring the record to what is wanted, each time that changes."""
-        key = self._keys.member(self._wanted.node_id)
+        key = self._keys.member(self._own.record.node_id)
         while True:
             changed = self._changed
-            wanted = self._wanted
+            wanted = self._own.record
             if self._published == wanted:
                 await changed.wait()
                 continue

@@ -1,8 +1,8 @@
 """A node's metrics, made at each scrape from what its parts say of themselves.
 
 Everything here is a value already counted elsewhere: by the data plane (``stats_json``), by the
-control plane (``ControlFigures``), or in the records. Names and units follow Prometheus' rules;
-docs/reference/metrics.md has every one of them, and a test compares.
+control plane (``ControlFigures``), or in the records. Names and units follow Prometheus' rules.
+The text of each is its row of docs/reference/metrics.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from backstay.pserver.client.inspection import roles_of_nodes
 from backstay.pserver.metrics.export_figures import ExportFigures
 from backstay.pserver.metrics.figures import FAILOVER_BOUNDS_S, ControlFigures, Durations
 
-__all__ = ["NodeCollector", "NodeSources", "bucket_bounds_s"]
+__all__ = ["NodeCollector", "NodeSources", "bucket_bounds_s", "groups"]
 
 STATUSES = ("starting", "serving", "stopping")
 NO_ROLES = {"master": 0, "in_sync": 0, "catching_up": 0}
@@ -69,20 +69,26 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric as it is now."""
-        sources = self._sources
-        stats = json.loads(sources.stats())
-        tables = json.loads(sources.tables())
-        return itertools.chain(
-            _identity(sources),
-            _cluster(sources.snapshot(), sources.own()),
-            _control(sources.figures, sources.snapshot()),
-            _exports(sources.figures.exports.all(), time.time()),
-            _requests(stats),
-            _replication(stats),
-            _slots(stats["slots"]),
-            _memory(stats, sources.memory_limit_bytes, tables),
-            _staleness(tables),
-        )
+        return itertools.chain.from_iterable(groups(self._sources).values())
+
+
+def groups(sources: NodeSources) -> dict[str, list[Metric]]:
+    """Return every metric as it is now, by the table of docs/reference/metrics.md that has it."""
+    stats = json.loads(sources.stats())
+    tables = json.loads(sources.tables())
+    made: dict[str, Iterator[Metric]] = {
+        "node": _identity(sources),
+        "cluster": _cluster(sources.snapshot(), sources.own()),
+        "control": _control(sources.figures, sources.snapshot()),
+        "exports": _exports(sources.figures.exports.all(), time.time()),
+        "requests": _requests(stats),
+        "replication": _replication(stats),
+        "slots": _slots(stats["slots"]),
+        "staleness": _staleness(tables),
+        "connections": _connections(stats),
+        "memory": _memory(stats, sources.memory_limit_bytes, tables),
+    }
+    return {name: list(metrics) for name, metrics in made.items()}
 
 
 def bucket_bounds_s(count: int) -> list[float]:
@@ -129,8 +135,7 @@ def _native_histogram(name: str, text: str, native: Mapping[str, Any]) -> Histog
 def _failover_histogram(durations: Durations) -> HistogramMetricFamily:
     return _histogram(
         "failover_seconds",
-        "From noticing that a node is lost until this controller had written the routing table "
-        "that goes on without it.",
+        "At the controller: from noticing a node's loss to the new routing table.",
         FAILOVER_BOUNDS_S,
         durations.counts,
         durations.sum_s,
@@ -141,12 +146,12 @@ def _identity(sources: NodeSources) -> Iterator[Metric]:
     own = sources.own()
     yield InfoMetricFamily(
         "backstay_node",
-        "Which node this is.",
+        "Which node this is; always 1.",
         value={"cluster": sources.cluster, "node_id": own.node_id, "version": __version__},
     )
     yield _gauges(
         "node_status",
-        "1 for what the node does at present, 0 for the rest.",
+        "1 for the present status of the node: starting, serving or stopping.",
         "status",
         {status: float(own.status == status) for status in STATUSES},
     )
@@ -157,11 +162,11 @@ def _cluster(snapshot: ClusterSnapshot, own: NodeRecord) -> Iterator[Metric]:
     health = snapshot.health.cluster_status
     yield _gauges(
         "cluster_status",
-        "1 for how the cluster does as this node sees it, 0 for the rest.",
+        "1 for the status that this node sees: OK, UNHEALTHY, or UNKNOWN (the store is away).",
         "status",
         {status: float(health == status) for status in CLUSTER_STATUSES},
     )
-    yield _gauge("cluster_nodes", "Nodes whose lease is alive.", len(snapshot.members))
+    yield _gauge("cluster_nodes", "Nodes with a live lease.", len(snapshot.members))
     routing = snapshot.routing
     roles, orphans, lost, restoring = NO_ROLES, 0, 0, 0
     if routing is not None:
@@ -169,20 +174,16 @@ def _cluster(snapshot: ClusterSnapshot, own: NodeRecord) -> Iterator[Metric]:
         lost, restoring = len(routing.lost), len(routing.restoring.slots)
         if any(node.instance == own.instance for node in routing.nodes):
             roles = roles_of_nodes(routing)[own.node_id]
-    yield _gauges(
-        "slots", "Slots of this node by the role that the routing gives it.", "role", roles
-    )
-    yield _gauge(
-        "cluster_slots_without_master", "Slots of the cluster that no node serves.", orphans
-    )
+    yield _gauges("slots", "Slots of this node by role in the routing table.", "role", roles)
+    yield _gauge("cluster_slots_without_master", "Slots that no node serves.", orphans)
     yield _gauge(
         "cluster_slots_lost",
-        "Slots that lost all their copies and wait for a decision; no node serves them.",
+        "Slots that lost all copies and wait for a decision.",
         lost,
     )
     yield _gauge(
         "cluster_slots_restoring",
-        "Slots that are not served before they are loaded from a checkpoint.",
+        "Slots that wait to be loaded from a checkpoint.",
         restoring,
     )
     yield _gauge(
@@ -194,25 +195,25 @@ def _cluster(snapshot: ClusterSnapshot, own: NodeRecord) -> Iterator[Metric]:
 
 def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield _gauge("controller", "1 while this node is the controller.", figures.is_controller)
-    yield _gauge("store_reachable", "1 while the coordination store answers.", not snapshot.trouble)
+    yield _gauge(
+        "store_reachable", "1 while the coordination store answers this node.", not snapshot.trouble
+    )
     yield _gauge(
         "lease_remaining_seconds",
-        "For how long this node's lease is surely alive, its safety margin taken off.",
+        "How long the node's lease surely lives. 0: the cluster may have replaced the node.",
         max(0.0, figures.lease_until_s - clock_s()),
     )
-    yield _gauge(
-        "trainers", "Trainers whose records this node keeps: it hears from them.", figures.trainers
-    )
+    yield _gauge("trainers", "Trainers whose records this node keeps.", figures.trainers)
     yield _gauges(
         "report_entries",
-        "What the data plane reports: nodes that are silent or without room, copies that have "
+        "Reports of the data plane: silent backups, nodes without room (full), copies that have "
         "caught up, backups whose port refuses connections.",
         "kind",
         figures.report_sizes,
     )
     yield _counters(
         "in_sync_changes_total",
-        "Replicas that joined or left the in-sync sets of slots of which this node is master.",
+        "Replicas that joined or left the in-sync sets of this master.",
         "change",
         {"added": figures.in_sync.added, "removed": figures.in_sync.removed},
     )
@@ -220,12 +221,12 @@ def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Met
     written = figures.checkpoints
     yield _counters(
         "checkpoints_total",
-        "Checkpoints that this node was asked for.",
+        "Checkpoints that this node was asked for, by outcome.",
         "outcome",
         {"written": written.written, "failed": written.failed},
     )
-    yield _gauge("checkpoint_seconds", "Time of the last whole one.", written.last_s)
-    yield _gauge("checkpoint_bytes", "Size of the last whole one.", written.last_bytes)
+    yield _gauge("checkpoint_seconds", "Duration of the last whole checkpoint.", written.last_s)
+    yield _gauge("checkpoint_bytes", "Size of the last whole checkpoint.", written.last_bytes)
 
 
 def _exports(exports: Mapping[str, ExportFigures], now: float) -> Iterator[Metric]:
@@ -307,8 +308,8 @@ def _export_topics(exports: Mapping[str, ExportFigures], now: float) -> Iterator
 def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:
     yield _counters(
         "transactions_total",
-        "Pushes by outcome: committed here as master, rolled back, or known before and not "
-        "applied again.",
+        "Pushes as master, by outcome: committed, rolled back, or repeated (applied before and "
+        "sent again).",
         "outcome",
         {
             "committed": stats["pushes_applied"],
@@ -318,7 +319,7 @@ def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:
     )
     yield _counters(
         "requests_refused_total",
-        "Requests answered with an error, by its code.",
+        "Refused requests, by code. During a failover not_master and not_ready are normal.",
         "code",
         stats["requests_refused_by_code"],
     )
@@ -326,56 +327,75 @@ def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:
         ("pulls", "Pulls answered."),
         ("keys_pulled", "Keys of the pulls answered."),
         ("keys_pushed", "Keys of the pushes answered."),
-        ("rows_deleted", "Rows removed by deletes."),
-        ("rows_expired", "Rows removed by expiry, as master."),
-        ("rows_evicted", "Rows removed because a table was at its capacity, as master."),
+        ("rows_deleted", "Rows that deletes removed. Delete requests count as pushes."),
+        ("rows_expired", "Rows that expiry removed, as master."),
+        (
+            "rows_evicted",
+            "Rows removed because their table was at its capacity or memory was short, as master.",
+        ),
         ("keys_not_admitted", "Keys of pushes that got no row by their admission, as master."),
-        ("connections_accepted", "Connections to the data plane taken, those refused included."),
-        ("connections_refused", "Connections refused because max_connections were open."),
-        ("frames_broken", "Connections closed for what came over them."),
     ):
         yield _counter(f"{name}_total", text, stats[name])
-    yield _gauge(
-        "connections", "Connections to the data plane that are open.", stats["connections_open"]
-    )
+
+
+def _connections(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    yield _gauge("connections", "Open connections to the data plane.", stats["connections_open"])
+    for name, text in (
+        ("connections_accepted", "Connections to the data plane taken, refused ones included."),
+        ("connections_refused", "Connections refused by max_connections."),
+        (
+            "frames_broken",
+            "Connections closed for a bad handshake (token, cluster, version) or frame, or by "
+            "stall_timeout_ms.",
+        ),
+    ):
+        yield _counter(f"{name}_total", text, stats[name])
     for way in ("received", "sent"):
         yield _counters(
             f"data_{way}_bytes_total",
-            f"Bytes {way} on the data plane, by the kind of peer.",
+            f"Bytes {way} on the data plane, by the kind of peer: client or server.",
             "peer",
             {"client": stats[f"bytes_{way}"], "server": stats[f"peer_bytes_{way}"]},
         )
-    yield _gauge(
-        "routing_version",
-        "The version of the routing table that the data plane follows.",
-        stats["routing_version"],
-    )
 
 
 def _replication(stats: Mapping[str, Any]) -> Iterator[Metric]:
     replication = stats["replication"]
     yield _gauge(
+        "routing_version",
+        "The version of the routing table that the data plane follows.",
+        stats["routing_version"],
+    )
+    yield _gauge(
         "pending_pushes", "Pushes that wait for backups, as master.", replication["pending"]
     )
     for name, figure, text in (
-        ("prepared", "prepared", "Pushes put in order and sent to backups, as master."),
-        ("staged_for_masters", "staged_for_others", "Pushes of other masters staged here."),
-        ("stage_refusals", "refused_to_others", "Requests of other masters refused here."),
+        ("prepared", "prepared", "Pushes sent to backups, as master."),
+        ("staged_for_masters", "staged_for_others", "Pushes staged, as backup."),
+        (
+            "stage_refusals",
+            "refused_to_others",
+            "Masters' requests refused, as backup: an older term, a gap, or no room.",
+        ),
         ("promotions", "promotions", "Routing tables that made this node master of more slots."),
         (
             "unfit_promotions",
             "unfit_promotions",
-            "Slots this node was made master of without being in sync.",
+            "Slots of which this node became master without being in sync. Must stay 0.",
         ),
-        ("slots_copied", "slots_copied", "Copies of slots sent to other nodes."),
-        ("slots_installed", "slots_installed", "Copies of slots taken in from other nodes."),
+        ("slots_copied", "slots_copied", "Copies of slots sent."),
+        ("slots_installed", "slots_installed", "Copies of slots received."),
     ):
         yield _counter(f"{name}_total", text, replication[figure])
     for name, text in (
-        ("commit", "From a push's arrival until all backups had staged it and it was applied."),
+        ("commit", "From a push's arrival until all backups staged it and it was applied."),
         ("rollback", "From a push's arrival until it was rolled back."),
-        ("stage", "Staging a push of another master."),
-        ("promotion", "From a routing table with more slots for this master to serving them all."),
+        ("stage", "Staging a push, as backup."),
+        (
+            "promotion",
+            "From the routing table that makes this node master of more slots until it serves "
+            "them all. Overlapping ones count as one.",
+        ),
     ):
         yield _native_histogram(f"{name}_seconds", text, replication[name])
 
@@ -384,13 +404,14 @@ def _slots(slots: Mapping[str, int]) -> Iterator[Metric]:
     roles = ("master", "waiting", "backup", "copied", "outside")
     yield _gauges(
         "slot_roles",
-        "Slots by the role in which the data plane has them.",
+        "Slots by role in the data plane. Waiting: master, not serving yet; copied: a copy is on "
+        "its way here.",
         "role",
         {role: slots[role] for role in roles},
     )
     yield _gauge(
         "staged_pushes",
-        "Pushes staged and not applied yet, summed over the slots of this node.",
+        "Pushes staged and not applied, as backup.",
         slots["staged"],
     )
 
@@ -400,26 +421,39 @@ def _memory(
 ) -> Iterator[Metric]:
     parts: Mapping[str, int] = stats["memory"]
     yield _gauge("memory_bytes", "Memory that counts against the limit.", sum(parts.values()))
-    yield _gauges("memory_part_bytes", "Its parts.", "part", parts)
-    yield _gauge("memory_limit_bytes", "memory_limit_bytes of the node; 0: none.", limit_bytes)
+    yield _gauges(
+        "memory_part_bytes",
+        "Parts of that memory: rows; counters of keys without a row, filters included; streams; "
+        "transactions under way; copies of slots on their way, with old rows kept for them; "
+        "buffers of connections; process: what it has resident besides.",
+        "part",
+        parts,
+    )
+    yield _gauge(
+        "memory_limit_bytes",
+        "memory_limit_bytes, or what the node chose. 0: no limit.",
+        limit_bytes,
+    )
     rows = {table["spec"]["name"]: table["rows"] for table in tables}
-    yield _gauges("table_rows", "Rows held here by table, all roles.", "table", rows)
+    yield _gauges(
+        "table_rows", "Rows held here in any role. Each copy counts on its node.", "table", rows
+    )
     size = {table["spec"]["name"]: table["bytes"] for table in tables}
-    yield _gauges("table_bytes", "Memory of the rows held here by table.", "table", size)
+    yield _gauges("table_bytes", "Memory of those rows.", "table", size)
     counters = {table["spec"]["name"]: table["counters"] for table in tables}
     yield _gauges(
-        "table_counters", "Counters held here of keys without a row, by table.", "table", counters
+        "table_counters", "Admission counters held here, of keys without a row.", "table", counters
     )
     size = {table["spec"]["name"]: table["counter_bytes"] for table in tables}
-    yield _gauges("table_counter_bytes", "Memory of those counters by table.", "table", size)
+    yield _gauges("table_counter_bytes", "Memory of those counters.", "table", size)
 
 
 def _staleness(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     """How stale pushes were that told from where their gradients come."""
     family = HistogramMetricFamily(
         "backstay_push_staleness",
-        "Updates that a slot had applied between the pull and the push of a gradient, once for "
-        "each slot of a push that tells it, as master.",
+        "Updates that a slot applied between the pull and the push of a gradient, as master. One "
+        "observation for each slot of a push that measures it.",
         labels=["table"],
     )
     unknown = {}
@@ -430,7 +464,7 @@ def _staleness(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield family
     yield _counters(
         "push_staleness_unknown_total",
-        "Slots of such pushes of which it is not known, such as after a restore.",
+        "Slots of such pushes with unknown staleness, such as after a restore.",
         "table",
         unknown,
     )

@@ -177,6 +177,10 @@ class ControlFigures:
         """Count one that was given up."""
         self.checkpoints = replace(self.checkpoints, failed=self.checkpoints.failed + 1)
 
+    def hears_from(self, trainers: int) -> None:
+        """Note how many trainers tell this node that they are alive."""
+        self.trainers = trainers
+
     def scheduled_checkpoints_fail(self, why: str) -> None:
         """Note why the last one that was due could not be written; empty: it was."""
         self.checkpoint_trouble = why

@@ -64,6 +64,8 @@ class Readiness:
             status: What the node says about itself.
             snapshot: The records as the node sees them.
         """
+        if status == "starting" and snapshot.trouble:
+            return snapshot.trouble
         if status != "serving":
             return f"the node is {status}"
         if self._had_all_copies:

@@ -12,8 +12,7 @@ from grpc import aio
 
 from backstay._proto.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 from backstay.checkpoint.catalogue import catalogue
-from backstay.checkpoint.element import ExportChoice
-from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.manifest import ExportChoice, Kind, Manifest
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.verification import verify
 from backstay.consensus import ClusterView
@@ -25,11 +24,11 @@ from backstay.errors import (
     InvalidRequest,
     ServerUnavailable,
 )
-from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.checkpoints.jobs import refuse_while_jobs_go_on
 from backstay.pserver.checkpoints.restoring import choose, request_restore
 from backstay.pserver.checkpoints.saving import LOCK_WAIT_S, SaveKind, Saver
-from backstay.pserver.checkpoints.writing import Base, SlotWriter
+from backstay.pserver.snapshots.disk import in_disk_thread
+from backstay.pserver.snapshots.writing import Base, SlotWriter
 
 __all__ = ["CheckpointParts", "CheckpointService", "checkpoint_message"]
 
@@ -44,7 +43,7 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class CheckpointParts:
-    """What the service works with, once the node has joined its cluster."""
+    """What the service works with."""
 
     store: CoordinationStore
     keys: Keys
@@ -58,9 +57,9 @@ class CheckpointParts:
 class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
     """Answers for the cluster's checkpoints; files are touched in threads."""
 
-    def __init__(self) -> None:
-        """Prepare; ``parts`` is None as long as the node has not joined its cluster."""
-        self.parts: CheckpointParts | None = None
+    def __init__(self, parts: CheckpointParts) -> None:
+        """Prepare."""
+        self._parts = parts
 
     async def Save(  # noqa: N802 (the name is the service's)
         self,
@@ -68,7 +67,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[checkpoint_pb2.SaveProgress]:
         """Write a checkpoint and tell how it goes."""
-        parts = self._joined()
+        parts = self._parts
         url = parts.view.snapshot().settings.checkpoint_url
         progress = checkpoint_pb2.SaveProgress(url=url)
 
@@ -99,7 +98,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             one.slot: Base(one.position, one.epoch) if one.has_base else None
             for one in request.slots
         }
-        parts, export = self._joined(), None
+        parts, export = self._parts, None
         writer = parts.writer
         if request.HasField("export"):
             chosen = request.export
@@ -128,7 +127,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.ListCheckpointsResponse:
         """Return the checkpoints of a folder."""
-        url, save = self._url(request.url), self._joined().view.snapshot().save
+        url, save = self._url(request.url), self._parts.view.snapshot().save
 
         def read() -> checkpoint_pb2.ListCheckpointsResponse:
             storage = CheckpointStorage(url)
@@ -191,7 +190,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.DeleteCheckpointResponse:
         """Remove a checkpoint that no other one needs."""
-        parts, url = self._joined(), self._url(request.url)
+        parts, url = self._parts, self._url(request.url)
         storage = await in_disk_thread(CheckpointStorage, url)
         await parts.saver.delete(storage, request.id)
         return checkpoint_pb2.DeleteCheckpointResponse()
@@ -202,7 +201,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.RestoreResponse:
         """Let slots take their content from a checkpoint."""
-        parts = self._joined()
+        parts = self._parts
         routing = parts.view.snapshot().routing
         if routing is None:
             raise ServerUnavailable("this node knows no routing yet; repeat the call")
@@ -240,7 +239,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> checkpoint_pb2.GetRestoreResponse:
         """Tell how the last restore goes."""
-        snapshot = self._joined().view.snapshot()
+        snapshot = self._parts.view.snapshot()
         plan, routing = snapshot.restore, snapshot.routing
         generation = routing.generation if routing is not None else 0
         if plan is None:
@@ -261,14 +260,9 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             lost_slots=plan.lost,
         )
 
-    def _joined(self) -> CheckpointParts:
-        if self.parts is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        return self.parts
-
     def _url(self, asked: str) -> str:
         """Return the folder that a request is about."""
-        url = asked or self._joined().view.snapshot().settings.checkpoint_url
+        url = asked or self._parts.view.snapshot().settings.checkpoint_url
         if not url:
             raise CheckpointRefused(
                 "no folder for checkpoints is set: pserverctl config set "
@@ -279,7 +273,10 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
 
 def checkpoint_message(manifest: Manifest) -> checkpoint_pb2.Checkpoint:
     """Return what callers are told of a checkpoint."""
-    kinds = {kind: number for number, kind in _KINDS.items()}
+    kinds: dict[Kind, checkpoint_pb2.CheckpointKind.ValueType] = {
+        "full": checkpoint_pb2.CHECKPOINT_KIND_FULL,
+        "delta": checkpoint_pb2.CHECKPOINT_KIND_INCREMENTAL,
+    }
     return checkpoint_pb2.Checkpoint(
         id=manifest.id,
         kind=kinds[manifest.kind],
@@ -287,7 +284,7 @@ def checkpoint_message(manifest: Manifest) -> checkpoint_pb2.Checkpoint:
         created=manifest.created,
         cluster=manifest.cluster,
         slot_count=manifest.slot_count,
-        rows=int(manifest.slots.rows.sum()),
+        rows=manifest.rows,
         bytes=manifest.total_bytes,
         files=len(manifest.parts),
         tables=[spec.name for spec in manifest.tables],

@@ -12,12 +12,13 @@ from grpc import aio
 
 from backstay._native import DataServer
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
-from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
+from backstay.consensus import ClusterSnapshot, ClusterView, RoutingTable
 from backstay.consensus.clock import clock_s
 from backstay.consensus.cluster_mirror import seen_routing
 from backstay.consensus.records import NO_MASTER, Event
 from backstay.consensus.records.messages import node_to_message, routing_to_message
 from backstay.errors import ConfigError, ServerUnavailable, Stopping
+from backstay.pserver.membership.own_node import OwnNode
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.tables.registry import TableRegistry
 
@@ -33,23 +34,32 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     def __init__(
         self,
         *,
-        own: Callable[[], NodeRecord],
+        own: OwnNode,
         view: ClusterView,
         registry: TableRegistry,
         data_server: DataServer,
         figures: ControlFigures,
-        cluster_uid: Callable[[], str],
+        read_events: Callable[[], Awaitable[Sequence[Event]]],
+        accept_loss: Callable[[int], Awaitable[int]],
     ) -> None:
-        """Prepare; ``own`` says who this node is at present, ``cluster_uid`` where it joined."""
+        """Prepare.
+
+        Args:
+            own: This node.
+            view: The cluster as this node sees it.
+            registry: The tables.
+            data_server: The data plane.
+            figures: Of the control plane.
+            read_events: Reads what the controllers decided, oldest first.
+            accept_loss: Accepts what was lost up to a routing version; see ``requests.losses``.
+        """
         self._own = own
         self._view = view
         self._registry = registry
         self._data_server = data_server
         self._figures = figures
-        self._cluster_uid = cluster_uid
-        # Set when the node has a store to read them from.
-        self.read_events: Callable[[], Awaitable[Sequence[Event]]] | None = None
-        self.accept_loss: Callable[[int], Awaitable[int]] | None = None
+        self._read_events = read_events
+        self._accept_loss = accept_loss
         self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
         self._answer: tuple[ClusterSnapshot, cluster_pb2.GetClusterResponse] | None = None
@@ -71,7 +81,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         snapshot = self._view.snapshot()
         if snapshot.routing is None:
             raise ServerUnavailable(
-                f"{self._own().node_id} knows no routing yet: {snapshot.health.reason}"
+                f"{self._own.record.node_id} knows no routing yet: {snapshot.health.reason}"
             )
         return snapshot.routing
 
@@ -131,7 +141,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> cluster_pb2.GetNodeStatsResponse:
         """Return this node's figures."""
-        own = self._own()
+        own = self._own.node()
         snapshot = self._view.snapshot()
         routing = snapshot.routing
         slots = 0
@@ -154,9 +164,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> cluster_pb2.ListEventsResponse:
         """Return what the controllers decided, oldest first."""
-        if self.read_events is None:
-            raise ServerUnavailable(f"{self._own().node_id} has not joined a cluster yet")
-        events = await self.read_events()
+        events = await self._read_events()
         return cluster_pb2.ListEventsResponse(
             events=[
                 cluster_pb2.Event(
@@ -178,7 +186,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.GetSlotDigestsResponse:
         """Return what this node holds of each slot."""
         return cluster_pb2.GetSlotDigestsResponse(
-            node=node_to_message(self._own()),
+            node=node_to_message(self._own.node()),
             # Every row is read: not in the event loop.
             slots=await asyncio.to_thread(self._slot_digests),
         )
@@ -189,9 +197,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> cluster_pb2.AcceptLossResponse:
         """Let slots that lost all their copies begin anew."""
-        if self.accept_loss is None:
-            raise ServerUnavailable(f"{self._own().node_id} has not joined a cluster yet")
-        slots = await self.accept_loss(request.routing_version)
+        slots = await self._accept_loss(request.routing_version)
         return cluster_pb2.AcceptLossResponse(slots=slots)
 
     def _slot_digests(self) -> list[cluster_pb2.SlotDigest]:
@@ -222,7 +228,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         try:
             await asyncio.wait({newer, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.is_set():
-                raise Stopping(f"{self._own().node_id} stops; ask another node")
+                raise Stopping(f"{self._own.record.node_id} stops; ask another node")
             return newer.result()
         finally:
             newer.cancel()
@@ -239,7 +245,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             answer = routing_to_message(
                 self._view.cluster_id,
                 routing,
-                cluster_uid=self._cluster_uid(),
+                cluster_uid=self._own.cluster_uid,
                 health=snapshot.health,
                 controller=snapshot.controller.node_id if snapshot.controller else "",
                 paused=snapshot.plan.pause_reason if snapshot.plan is not None else "",

@@ -11,16 +11,18 @@ from typing import Any
 from grpc import aio
 
 from backstay._proto.v1 import export_pb2, export_pb2_grpc
-from backstay.checkpoint.element import Element
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.storage import ExportFolder
 from backstay.consensus import ClusterView
-from backstay.consensus.records.exports import ExportRecord, TopicRecord, tables_of_exports
-from backstay.errors import BackstayError, CheckpointUnavailable, ServerUnavailable
-from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.consensus.records.exports import ExportRecord, export_spec, tables_of_exports
+from backstay.errors import BackstayError, CheckpointUnavailable
+from backstay.message_fields import fill, values_of
 from backstay.pserver.exports.records import ExportRecords
 from backstay.pserver.exports.topic.link import ensure_topic
 from backstay.pserver.metrics.export_figures import ExportsFigures
 from backstay.pserver.peers import PeerCalls
+from backstay.pserver.snapshots.disk import in_disk_thread
+from backstay.settings import to_mapping
 
 __all__ = ["ExportParts", "ExportService"]
 
@@ -32,7 +34,7 @@ TOPIC_LIMIT_S = 4.0
 
 @dataclass(frozen=True)
 class ExportParts:
-    """What the service works with, once the node has joined its cluster."""
+    """What the service works with."""
 
     records: ExportRecords
     view: ClusterView
@@ -44,11 +46,11 @@ class ExportParts:
 class ExportService(export_pb2_grpc.ExportServiceServicer):
     """Answers by the records, and by what is in the folders."""
 
-    def __init__(self) -> None:
-        """Prepare; ``parts`` is None as long as the node has not joined its cluster."""
-        self.parts: ExportParts | None = None
+    def __init__(self, parts: ExportParts) -> None:
+        """Prepare."""
+        self._parts = parts
         # One look at each folder at a time: it has a thread until the folder answers.
-        self._looks: dict[str, asyncio.Future[Element | None]] = {}
+        self._looks: dict[str, asyncio.Future[Manifest | None]] = {}
 
     async def StartExport(  # noqa: N802 (the name is the service's)
         self,
@@ -56,25 +58,17 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> export_pb2.StartExportResponse:
         """Start an export."""
+        values = values_of(request)
+        name, spec = values.pop("name"), export_spec(values)
+        topic = spec.topic
         # What is no place, or needs a package that is missing, is told now.
-        await in_disk_thread(ExportFolder, request.url)
-        topic = _topic_of(request.topic) if request.HasField("topic") else None
+        await in_disk_thread(ExportFolder, spec.url)
 
         async def check() -> None:
             if topic is not None:
                 await in_disk_thread(ensure_topic, topic, limit_s=TOPIC_LIMIT_S)
 
-        await self._joined().records.start(
-            request.name,
-            request.url,
-            every_s=request.every_s,
-            tables=tuple(request.tables),
-            statistics=request.statistics,
-            score_at_least=request.score_at_least if request.HasField("score_at_least") else None,
-            topic=topic,
-            every_pushes=request.every_pushes,
-            check=check,
-        )
+        await self._parts.records.start(name, spec, check=check)
         return export_pb2.StartExportResponse()
 
     async def StopExport(  # noqa: N802
@@ -83,7 +77,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> export_pb2.StopExportResponse:
         """Let an export end."""
-        await self._joined().records.stop(request.name, now=request.now)
+        await self._parts.records.stop(request.name, now=request.now)
         return export_pb2.StopExportResponse()
 
     async def ListExports(  # noqa: N802
@@ -92,25 +86,25 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> export_pb2.ListExportsResponse:
         """Return the exports that go on."""
-        parts = self._joined()
+        parts = self._parts
         records = await parts.records.all()
         tables = tables_of_exports(records, parts.view.snapshot().tables)
-        topics = await _topics(parts) if any(one.topic for one in records.values()) else {}
+        topics = await _topics(parts) if any(one.spec.topic for one in records.values()) else {}
         answer = export_pb2.ListExportsResponse()
         for name, record in sorted(records.items()):
             told = _described(record, tables[name])
             try:
-                newest = await self._newest_at(record.url)
+                newest = await self._newest_at(record.spec.url)
             except BackstayError as error:
                 told.trouble = told.trouble or str(error)
             else:
                 _add_element(told, newest if newest and newest.run == record.run else None)
-            if record.topic is not None:
-                _add_topic(told, record.topic, topics.get(name))
+            if record.spec.topic is not None:
+                _add_topic(told, topics.get(name))
             answer.exports.append(told)
         return answer
 
-    async def _newest_at(self, url: str) -> Element | None:
+    async def _newest_at(self, url: str) -> Manifest | None:
         look = self._looks.get(url)
         if look is None:
             look = self._looks[url] = asyncio.ensure_future(in_disk_thread(_newest_at, url))
@@ -120,20 +114,9 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         except asyncio.TimeoutError as error:
             raise CheckpointUnavailable(f"{url} has not answered for {LOOK_S:g} s") from error
 
-    def _joined(self) -> ExportParts:
-        if self.parts is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        return self.parts
 
-
-def _newest_at(url: str) -> Element | None:
+def _newest_at(url: str) -> Manifest | None:
     return ExportFolder(url).newest()
-
-
-def _topic_of(message: export_pb2.ExportTopic) -> TopicRecord:
-    return TopicRecord(
-        tuple(message.brokers), message.name, dict(message.settings), message.settings_file
-    )
 
 
 async def _topics(parts: ExportParts) -> dict[str, dict[str, Any]]:
@@ -155,34 +138,24 @@ async def _topics(parts: ExportParts) -> dict[str, dict[str, Any]]:
     return topics
 
 
-def _add_topic(told: export_pb2.Export, topic: TopicRecord, known: dict[str, Any] | None) -> None:
-    told.topic.name, told.topic.settings_file = topic.name, topic.settings_file
-    told.topic.brokers.extend(topic.brokers)
-    told.topic.settings.update(topic.settings)
-    if known is None:
+def _add_topic(told: export_pb2.Export, figures: dict[str, Any] | None) -> None:
+    if figures is None:
         return
-    told.topic_trouble = known["trouble"]
-    if known["element"]:
-        told.topic_element, told.topic_behind_s = known["element"], known["behind_s"]
-        told.topic_age_s = max(time.time() - known["begun"], 0.0)
+    told.topic_trouble = figures["trouble"]
+    if figures["element"]:
+        told.topic_element, told.topic_behind_s = figures["element"], figures["behind_s"]
+        told.topic_age_s = max(time.time() - figures["begun"], 0.0)
 
 
 def _described(record: ExportRecord, tables: tuple[str, ...]) -> export_pb2.Export:
-    return export_pb2.Export(
-        name=record.name,
-        url=record.url,
-        every_s=record.every_s,
-        every_pushes=record.every_pushes,
-        tables=tables,
-        statistics=record.statistics,
-        score_at_least=record.score_at_least,
-        started=record.started,
-        stopping=record.stopping,
-        trouble=record.trouble,
+    message = export_pb2.Export(
+        name=record.name, started=record.started, stopping=record.stopping, trouble=record.trouble
     )
+    fill(message, {**to_mapping(record.spec), "tables": tables})
+    return message
 
 
-def _add_element(told: export_pb2.Export, newest: Element | None) -> None:
+def _add_element(told: export_pb2.Export, newest: Manifest | None) -> None:
     if newest is None:
         return
     told.element, told.chain, told.reason = newest.id, newest.chain, newest.reason

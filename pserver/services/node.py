@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from backstay._proto.v1 import node_pb2, node_pb2_grpc
 from backstay.config import ServerConfig
-from backstay.consensus import NodeRecord
 from backstay.consensus.records.messages import node_to_message
+from backstay.pserver.membership.own_node import OwnNode
 from backstay.pserver.tables.registry import KnownTable
 
 __all__ = ["NodeService"]
@@ -26,8 +26,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self,
         *,
         config: ServerConfig,
-        own: Callable[[], NodeRecord],
-        cluster_uid: Callable[[], str],
+        own: OwnNode,
         apply_here: Callable[[str, int], KnownTable],
         slot_bytes: Callable[[], NDArray[np.uint64]],
     ) -> None:
@@ -35,14 +34,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
         Args:
             config: This node's settings.
-            own: Says who this node is at present.
-            cluster_uid: Says which cluster it has joined; empty before.
+            own: This node.
             apply_here: Takes a table in on this node: its description, and of which revision.
             slot_bytes: Says how many bytes each slot takes here.
         """
         self._config = config
         self._own = own
-        self._cluster_uid = cluster_uid
         self._apply_here = apply_here
         self._slot_bytes = slot_bytes
 
@@ -53,10 +50,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> node_pb2.DescribeResponse:
         """Say who this node is and with which settings it runs."""
         return node_pb2.DescribeResponse(
-            node=node_to_message(self._own()),
+            node=node_to_message(self._own.node()),
             cluster_id=self._config.cluster,
             slot_count=self._config.slot_count,
-            cluster_uid=self._cluster_uid(),
+            cluster_uid=self._own.cluster_uid,
         )
 
     async def ApplyTable(  # noqa: N802

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from grpc import aio
@@ -10,7 +9,6 @@ from grpc import aio
 from backstay._proto.v1 import resize_pb2, resize_pb2_grpc
 from backstay.consensus.records.messages import plan_to_message, repair_to_message
 from backstay.consensus.records.plans import ResizePlan
-from backstay.errors import ServerUnavailable
 from backstay.pserver.requests.plans import PlanRequests
 
 __all__ = ["ResizeService"]
@@ -19,9 +17,9 @@ __all__ = ["ResizeService"]
 class ResizeService(resize_pb2_grpc.ResizeServiceServicer):
     """Hands each request to ``PlanRequests``."""
 
-    def __init__(self, requests: Callable[[], PlanRequests | None]) -> None:
-        """Prepare; ``requests`` is None as long as the node has not joined its cluster."""
-        self._given = requests
+    def __init__(self, requests: PlanRequests) -> None:
+        """Prepare."""
+        self._requests = requests
 
     async def Resize(  # noqa: N802 (the name is the service's)
         self,
@@ -57,9 +55,8 @@ class ResizeService(resize_pb2_grpc.ResizeServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> resize_pb2.PlanResponse:
         """Return the plan that was asked for last."""
-        requests = self._requests
-        answer = _answer(await requests.current())
-        answer.repairs.extend(repair_to_message(one) for one in requests.repairs())
+        answer = _answer(await self._requests.current())
+        answer.repairs.extend(repair_to_message(one) for one in self._requests.repairs())
         return answer
 
     async def CancelPlan(  # noqa: N802
@@ -69,13 +66,6 @@ class ResizeService(resize_pb2_grpc.ResizeServiceServicer):
     ) -> resize_pb2.PlanResponse:
         """End the plan that is under way."""
         return _answer(await self._requests.cancel(request.plan_id))
-
-    @property
-    def _requests(self) -> PlanRequests:
-        requests = self._given()
-        if requests is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        return requests
 
 
 def _answer(plan: ResizePlan | None) -> resize_pb2.PlanResponse:

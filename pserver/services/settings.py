@@ -9,18 +9,17 @@ from grpc import aio
 from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
 from backstay.consensus.records import ClusterConfig
 from backstay.consensus.records.settings import SettingsRecord
-from backstay.errors import ServerUnavailable
 from backstay.pserver.requests.settings import SettingsKeeper
 
 __all__ = ["SettingsService"]
 
 
 class SettingsService(settings_pb2_grpc.SettingsServiceServicer):
-    """Answers through a ``SettingsKeeper``, once the node has joined a cluster."""
+    """Answers through a ``SettingsKeeper``."""
 
-    def __init__(self) -> None:
-        """Prepare; ``keeper`` is None as long as the node has not joined its cluster."""
-        self.keeper: SettingsKeeper | None = None
+    def __init__(self, keeper: SettingsKeeper) -> None:
+        """Prepare."""
+        self._keeper = keeper
 
     async def GetSettings(  # noqa: N802 (the name is the service's)
         self,
@@ -28,8 +27,7 @@ class SettingsService(settings_pb2_grpc.SettingsServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> settings_pb2.GetSettingsResponse:
         """Return all settings."""
-        keeper = self._joined()
-        found, config = await keeper.read(), await keeper.fixed()
+        found, config = await self._keeper.read(), await self._keeper.fixed()
         return settings_pb2.GetSettingsResponse(
             revision=found.revision,
             settings=_messages(found.record),
@@ -42,15 +40,10 @@ class SettingsService(settings_pb2_grpc.SettingsServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> settings_pb2.SetSettingsResponse:
         """Change some settings, and return all."""
-        found = await self._joined().change(dict(request.values), request.expected_revision)
+        found = await self._keeper.change(dict(request.values), request.expected_revision)
         return settings_pb2.SetSettingsResponse(
             revision=found.revision, settings=_messages(found.record)
         )
-
-    def _joined(self) -> SettingsKeeper:
-        if self.keeper is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        return self.keeper
 
 
 def _fixed(config: ClusterConfig, record: SettingsRecord) -> list[settings_pb2.Setting]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grpc import aio
 
 from backstay._native import DataServer
 from backstay._proto.v1 import tables_pb2, tables_pb2_grpc
-from backstay.errors import ServerUnavailable
 from backstay.pserver.tables.creation import (
     Declarer,
     OtherSettings,
@@ -35,10 +34,10 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         self,
         *,
         registry: TableRegistry,
-        creation: Callable[[], TableCreation | None],
+        creation: TableCreation,
         data_server: DataServer,
     ) -> None:
-        """Prepare; ``creation`` is None as long as the node has not joined its cluster."""
+        """Prepare."""
         self._registry = registry
         self._creation = creation
         self._data_server = data_server
@@ -49,9 +48,8 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> tables_pb2.CreateTableResponse:
         """Answer when every living node has the table."""
-        creation = self._creator()
         declarer = Declarer(request.job, request.job_start) if request.job else None
-        outcome = await creation.create(
+        outcome = await self._creation.create(
             request.spec_json,
             other_settings=_OTHER_SETTINGS.get(request.other_settings, "refuse"),
             declarer=declarer,
@@ -67,7 +65,7 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
     ) -> tables_pb2.SetTableResponse:
         """Answer when every living node has the new settings."""
         settings = settings_of(request.settings_json)
-        outcome = await self._creator().set(request.name, settings, dry_run=request.dry_run)
+        outcome = await self._creation.set(request.name, settings, dry_run=request.dry_run)
         return tables_pb2.SetTableResponse(
             table=self._message(outcome.table), changed=outcome.changed
         )
@@ -90,12 +88,6 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         """Return one table."""
         table = self._registry.get(request.name)
         return tables_pb2.GetTableResponse(table=self._message(table))
-
-    def _creator(self) -> TableCreation:
-        creation = self._creation()
-        if creation is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        return creation
 
     def _message(self, table: KnownTable) -> tables_pb2.Table:
         rows, master_rows, size_bytes = self._data_server.table_usage(table.name)

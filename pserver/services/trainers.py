@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,7 +9,6 @@ from grpc import aio
 
 from backstay._proto.v1 import trainers_pb2, trainers_pb2_grpc
 from backstay.consensus.records.trainers import TrainerRecord
-from backstay.errors import ServerUnavailable
 from backstay.pserver.membership.departures import now_s
 from backstay.pserver.membership.trainer_registrations import TrainerRegistrations
 
@@ -20,10 +18,10 @@ FAMILIES = ("ipv4:", "ipv6:")
 
 
 class TrainersService(trainers_pb2_grpc.TrainersServiceServicer):
-    """Answers through ``TrainerRegistrations``, once the node has joined a cluster."""
+    """Answers through ``TrainerRegistrations``."""
 
-    def __init__(self, node_id: str, registrations: Callable[[], TrainerRegistrations | None]):
-        """Prepare; ``registrations`` returns None until the node has joined its cluster."""
+    def __init__(self, node_id: str, registrations: TrainerRegistrations) -> None:
+        """Prepare."""
         self._node_id = node_id
         self._registrations = registrations
 
@@ -33,12 +31,11 @@ class TrainersService(trainers_pb2_grpc.TrainersServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> trainers_pb2.RegisterTrainerResponse:
         """Note that a trainer is alive."""
-        registrations = self._joined()
         told = request.trainer
         last_push = 0.0
         if request.HasField("last_push_age_ms"):
             last_push = max(0.0, round(now_s() - request.last_push_age_ms / 1000, 0))
-        ttl_ms = registrations.register(
+        ttl_ms = self._registrations.register(
             TrainerRecord(
                 trainer_id=told.id,
                 host=told.host,
@@ -60,7 +57,7 @@ class TrainersService(trainers_pb2_grpc.TrainersServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> trainers_pb2.DeregisterTrainerResponse:
         """Note that a trainer ends."""
-        self._joined().deregister(request.id)
+        self._registrations.deregister(request.id)
         return trainers_pb2.DeregisterTrainerResponse()
 
     async def ListTrainers(  # noqa: N802
@@ -70,14 +67,8 @@ class TrainersService(trainers_pb2_grpc.TrainersServiceServicer):
     ) -> trainers_pb2.ListTrainersResponse:
         """Return the trainers of the cluster."""
         time_s = now_s()
-        records = await self._joined().all()
+        records = await self._registrations.all()
         return trainers_pb2.ListTrainersResponse(trainers=[_listed(one, time_s) for one in records])
-
-    def _joined(self) -> TrainerRegistrations:
-        registrations = self._registrations()
-        if registrations is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; ask another one")
-        return registrations
 
 
 def _listed(record: TrainerRecord, time_s: float) -> trainers_pb2.ListedTrainer:

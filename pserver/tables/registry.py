@@ -23,6 +23,7 @@ from backstay.pserver.tables.settings import (
     settings_of,
     shown_policy,
 )
+from backstay.tables import TableSpec
 
 __all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
 
@@ -93,6 +94,10 @@ class TableRegistry:
     def __iter__(self) -> Iterator[KnownTable]:
         """Go through the tables in the order of their names."""
         return iter(sorted(self._tables.values(), key=lambda table: table.name))
+
+    def specs(self) -> list[TableSpec]:
+        """Return the descriptions of all tables, in the order of their names."""
+        return [TableSpec.from_json(table.spec_json) for table in self]
 
     def get(self, name: str) -> KnownTable:
         """Return the table of that name.

@@ -5,7 +5,7 @@ for the whole of every call that may take time. ``SimNode``, ``SimMessage`` and 
 an editable install only: the tests' simulator drives them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "TABLE_RANGES",
     "Cancellation",
     "CopiedSlots",
     "DataClient",
     "DataServer",
+    "FunctionBuilder",
     "KeyPlan",
     "PendingPull",
     "PendingPush",
@@ -27,6 +29,7 @@ __all__ = [
     "SimNode",
     "SimSlot",
     "__version__",
+    "canonical_part",
     "canonical_table",
     "check_table",
     "crc32c",
@@ -37,12 +40,15 @@ __all__ = [
     "read_tensor_header",
     "row_scores",
     "slots_of",
+    "table_facts",
     "table_id",
     "table_with_settings",
 ]
 
 __version__: str
 PROTOCOL_VERSION: int
+# Lowest and highest value of each number of a table's description, by its path in the JSON form.
+TABLE_RANGES: Mapping[str, tuple[int, int] | tuple[float, float]]
 
 def table_id(name: str) -> int:
     """Return the 64-bit id under which a table travels: a fixed hash of its name."""
@@ -56,6 +62,52 @@ def canonical_table(spec_json: str) -> str:
     Raises:
         ConfigError: A field is unknown, missing or out of range; the message names it.
     """
+
+def canonical_part(part_json: str, path: str, name: str) -> str:
+    """Check a part of a description and return it with every default filled in.
+
+    Args:
+        part_json: An object with the part under its path, such as ``{"lifetime.expiry": {...}}``.
+        path: The path of the part's settings, with which the core's errors begin.
+        name: What an error says in its place.
+
+    Raises:
+        ConfigError: Settings are unknown, missing, or contradict each other.
+    """
+
+def table_facts(spec_json: str) -> tuple[int, list[str], bool, bool, tuple[int, int] | None]:
+    """Return what follows from a table's JSON description.
+
+    Returns:
+        Words behind the weights of a row; its statistics, in the order of their words; whether
+        pushes may tell of shows and clicks; whether rows have a score; weights and state of a row
+        of what counts keys without a row.
+
+    Raises:
+        ConfigError: The description is wrong.
+    """
+
+@final
+class FunctionBuilder:
+    """A user function that grows operation by operation; equal ones are one node.
+
+    Each method returns the number of a node.
+
+    Raises:
+        ConfigError: The rules do not allow it.
+    """
+
+    def __new__(
+        cls, path: str, settings: Sequence[str], states: Sequence[tuple[str, str]]
+    ) -> FunctionBuilder: ...
+    @staticmethod
+    def inputs(path: str) -> list[str]: ...
+    def constant(self, value: float) -> int: ...
+    def input(self, name: str) -> int: ...
+    def setting(self, name: str) -> int: ...
+    def operation(self, name: str, nodes: Sequence[int]) -> int: ...
+    def finish(self, results: Sequence[int]) -> str:
+        """Return the expression with these results, as JSON."""
 
 def check_table(spec_json: str, slot_count: int) -> None:
     """Refuse a table that a cluster with so many slots cannot have.

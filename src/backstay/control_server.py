@@ -1,14 +1,16 @@
 """The gRPC server of a node or of a job master: where it listens, who may call, how errors leave.
 
-Services are added to it from outside; it knows none of them. Health checks need no token, so
-that Kubernetes and load balancers can probe a node; they reveal nothing but whether it serves.
+Services are added to it from outside; it knows none of them. A service is added when what it needs
+exists, before or after ``start``; until then its calls are refused with an error that the owner
+names. Health checks need no token, so that Kubernetes and load balancers can probe a node; they
+reveal nothing but whether it serves.
 """
 
 from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -79,21 +81,26 @@ class ControlServer:
             maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
         )
         self._health = health.aio.HealthServicer()
+        self._services = _Services()
         self._service_names: list[str] = []
         host = split_address("listen_control", config.listen_control)[0]
         self.address = f"{host}:{self._bind(config)}"
 
     @property
-    def server(self) -> aio.Server:
-        """The server, to add services to."""
-        return self._server
+    def services(self) -> Any:
+        """What services are added to, by the functions of the generated code, at any time."""
+        return self._services
 
-    async def start(self, service_names: list[str]) -> None:
+    async def start(self, service_names: list[str], not_yet: BackstayError | None = None) -> None:
         """Answer calls. Health says NOT_SERVING until ``set_serving``.
 
         Args:
-            service_names: The full names of the services that were added.
+            service_names: The full names of the services that are there, or will be added.
+            not_yet: What a call of one that is not added yet is refused with; None: all are added.
         """
+        if not_yet is not None:
+            self._services.refuse(service_names, not_yet)
+        self._server.add_generic_rpc_handlers([self._services])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
@@ -168,6 +175,32 @@ def _check_free(address: str) -> None:
         raise ListenError(f"listen_control: cannot listen on {address}: {why}") from failure
 
 
+class _Services(grpc.GenericRpcHandler):
+    """The methods of services that may be added while the server runs."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._refused: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Do nothing: generated code registers the same methods by name, too."""
+
+    def add_registered_method_handlers(
+        self, service: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Add a service."""
+        self._methods |= {f"/{service}/{name}": handler for name, handler in methods.items()}
+
+    def refuse(self, services: Iterable[str], error: BackstayError) -> None:
+        """Refuse each call of these services whose method is not there."""
+        self._refused = dict.fromkeys(services, _refusing(error))
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return what answers a call."""
+        service = details.method.rpartition("/")[0].lstrip("/")
+        return self._methods.get(details.method) or self._refused.get(service)
+
+
 class _TokenCheck(aio.ServerInterceptor):
     """Refuses calls that do not show the token, before any service sees them."""
 
@@ -191,9 +224,7 @@ class _TokenCheck(aio.ServerInterceptor):
         if hmac.compare_digest(shown, self._expected):
             return handler
         what = "wrong token" if shown else "no token"
-        return _refusing(
-            handler, Unauthenticated(f"{what}; set BACKSTAY_TOKEN or the config's token")
-        )
+        return _refusing(Unauthenticated(f"{what}; set BACKSTAY_TOKEN or the config's token"))
 
 
 class _RaisedErrors(aio.ServerInterceptor):
@@ -251,22 +282,12 @@ def _guarded_stream(handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
     )
 
 
-def _refusing(handler: grpc.RpcMethodHandler[Any, Any], error: BackstayError) -> Any:
-    """Return a handler of the same shape as ``handler`` that refuses every call."""
+def _refusing(error: BackstayError) -> Any:
+    """Return a handler that refuses every call, whatever its shape."""
     code, text, metadata = rpc.status_of(error)
 
-    async def refuse(_request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+    async def refuse(_requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         await context.abort(code, text, metadata)
 
-    shapes: dict[tuple[bool, bool], Callable[..., Any]] = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    make = shapes[(bool(handler.request_streaming), bool(handler.response_streaming))]
-    return make(
-        refuse,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+    # Of a stream nothing need be read, so this fits a single request, too.
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -132,71 +132,102 @@ class BackstayError(Exception):
 
     retry_safe: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        """Return the text; of an error without one its name, because no text means no error."""
+        return super().__str__() or type(self).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Return what to tell of an error: its text, or its name if it has none.
+
+    A place that says what is wrong takes an empty text for "nothing is".
+    """
+    return str(error) or type(error).__name__
+
 
 class ConfigError(BackstayError, ValueError):
-    """A setting is wrong; the message names the setting, its value and what is allowed."""
+    """A setting is wrong; the message names it, its value and what is allowed."""
 
 
 class ClosedError(BackstayError):
-    """The object was closed before this call."""
+    """The client or server object is closed."""
 
 
 class ListenError(ConfigError):
-    """An address cannot be listened on; the message names it and says why."""
+    """A server cannot listen at an address; the message names it and says why."""
 
 
 class ForkError(BackstayError, RuntimeError):
-    """This process was forked after backstay was used; the threads did not come along.
+    """This process was forked after it used backstay; the threads did not come along.
 
     Use the "spawn" start method, or make the first client after the fork.
     """
 
 
 class ServerStartError(BackstayError):
-    """A server of a local cluster did not start; the message holds the end of its log."""
+    """A server of ``backstay local`` or ``LocalCluster`` did not start.
+
+    The message has the end of its log.
+    """
 
 
 class ServerEndedError(BackstayError):
-    """A server of a local cluster has ended; the message holds the end of its log."""
+    """A server of ``backstay local`` or ``LocalCluster`` has ended.
+
+    The message has the end of its log. With one copy of each slot its rows are lost.
+    """
 
 
 class TakenForDead(BackstayError):
-    """The cluster took this server process for dead and gave its slots to others; start it again.
+    """The cluster took this server for dead and gave its slots to others.
 
-    What it has in memory is worthless now, even if the cluster was wrong.
+    Its process ends; start it again. What it has in memory is worthless now, even if the cluster
+    was wrong.
     """
 
 
 class TransportError(BackstayError):
-    """The network or the peer process failed."""
+    """The network or the peer failed."""
 
     retry_safe = True
 
 
 class ServerUnavailable(TransportError, ConnectionError):
-    """No server answered at the address named in the message within the deadline."""
+    """No server, or no master of a slot, answered within the deadline; nothing is applied.
+
+    Check the pserver, its address and firewalls.
+    """
 
 
 class NeverReached(ServerUnavailable):
-    """None of the addresses has answered a first time: they are wrong, or no server runs there."""
+    """No address answered within ``first_contact_timeout_ms``.
+
+    Check the addresses, token and TLS.
+    """
 
 
 class DeadlineExceeded(TransportError, TimeoutError):
-    """The peer did not answer in time. Raised only for calls that change nothing."""
+    """The peer did not answer a call that changes nothing.
+
+    Check that node's load, or raise ``deadline_ms``.
+    """
 
 
 class OutcomeUnknown(TransportError):
-    """A push was sent and its answer never came: it may or may not have been applied.
+    """A push may be applied or not: no answer came, or some servers refused their part.
 
-    Not safe to repeat as a *new* push. The client has already repeated the same
-    (stream, sequence), which is safe, until its deadline.
+    The client has repeated the same (stream, sequence), which is safe, until its deadline. A *new*
+    push of the same gradients may count them twice, which most training tolerates.
     """
 
     retry_safe = False
 
 
 class ProtocolError(TransportError):
-    """The peer broke the protocol or speaks another version of it."""
+    """The peer broke the protocol or has another version of it.
+
+    Run one version, and check that the port is a pserver's.
+    """
 
     retry_safe = False
 
@@ -206,37 +237,55 @@ class RequestRefused(BackstayError):
 
 
 class Unauthenticated(RequestRefused):
-    """The token is missing or wrong, or the peer belongs to another cluster."""
+    """The token is missing or wrong (``BACKSTAY_TOKEN``), or the peer is of another cluster."""
 
 
 class UnknownTable(RequestRefused, LookupError):
-    """No table of that name or id exists in the cluster."""
+    """No table has that name; ``pserverctl tables`` lists them."""
 
 
 class TableConflict(RequestRefused):
-    """A table of that name exists with other settings; the message shows the difference."""
+    """A table of that name has other settings, or a model makes other tables than its job has.
+
+    The message shows the difference. Change the table's settings, or use another name.
+    """
 
 
 class SettingsChanged(RequestRefused):
-    """Another caller has changed the cluster's settings since the revision that was expected."""
+    """Another operator changed the cluster's settings since the revision that was expected.
+
+    Run ``pserverctl config get``, then set again.
+    """
 
 
 class InvalidRequest(RequestRefused, ValueError):
-    """Wrong shape, dtype, number of keys or field value."""
+    """Wrong shape, dtype, number of keys or value, or a push that cannot be taken.
+
+    It is too far ahead of the oldest open one, or the client's stream has ended.
+    """
 
 
 class NonFiniteGradient(RequestRefused, ValueError):
-    """The gradients hold NaN or infinity and the table's policy is to refuse them."""
+    """The gradients hold NaN or infinity.
+
+    Lower the learning rate, or set the table's ``non_finite``.
+    """
 
 
 class MemoryLimitReached(RequestRefused):
-    """The server's memory limit leaves no room for the new rows of this push."""
+    """No memory for the push's new rows.
+
+    Add servers, raise ``memory_limit_bytes``, or give tables a capacity.
+    """
 
     retry_safe = True
 
 
 class LimitExceeded(RequestRefused):
-    """A frame, key count or queue is over the limit named in the message."""
+    """A frame, key count or queue is over the limit that the message names.
+
+    Raise the limit, or use smaller batches.
+    """
 
 
 class ExportRefused(RequestRefused):
@@ -244,17 +293,17 @@ class ExportRefused(RequestRefused):
 
 
 class ResizeRefused(RequestRefused):
-    """The cluster's nodes cannot be changed in that way, or not now; the message says why."""
+    """The nodes cannot be changed in that way, or not now; the message says why."""
 
 
 class NotMaster(RequestRefused):
-    """The node does not hold these slots; fetch the routing table and try again."""
+    """The node is not the master of these slots. The client finds the master."""
 
     retry_safe = True
 
 
 class Stopping(RequestRefused):
-    """The server is shutting down and takes no new requests."""
+    """The server is shutting down."""
 
     retry_safe = True
 
@@ -266,31 +315,31 @@ class StoreError(BackstayError):
 class StoreUnavailable(StoreError, ConnectionError):
     """The coordination store did not answer within the deadline; the message says who was tried.
 
-    A write may have happened nevertheless. It may be repeated where that does no harm, as with
-    a transaction that compares revisions; all of backstay's own writes are of that kind.
+    A write may have happened, so repeat only transactions that compare revisions, as all of
+    backstay's own do. Check the endpoints, and that a majority of members lives.
     """
 
     retry_safe = True
 
 
 class StoreAuthError(StoreError):
-    """The coordination store refuses the credentials; the message says which."""
+    """The store refuses the user, password, secret or certificate; the message says which."""
 
 
 class StoreDataLost(StoreError):
-    """The coordination store no longer has what it had confirmed, or is another one.
+    """The store lost what it had confirmed, or another store answers.
 
-    A store that was wiped or restored from an old copy must not be relied on: leases and
-    elections that it hands out could exist twice.
+    Repair it, then restart the nodes. A store that was wiped or restored from an old copy must not
+    be relied on: leases and elections that it hands out could exist twice.
     """
 
 
 class LeaseLost(StoreError):
-    """The lease is over: its time ran out or it was revoked, and its keys are gone."""
+    """The lease is over and its keys are gone; the node registers anew."""
 
 
 class WatchLost(StoreError):
-    """A watch cannot go on without a gap: read again, and watch from there."""
+    """The store no longer has the history that the watch needs; the reader starts a new one."""
 
     retry_safe = True
 
@@ -300,21 +349,25 @@ class CheckpointError(BackstayError):
 
 
 class CheckpointNotFound(CheckpointError, LookupError):
-    """The storage has no finished checkpoint of that id; the message names both."""
+    """No finished checkpoint has that id; the message names the id and the storage."""
 
 
 class CheckpointRefused(CheckpointError):
-    """It cannot be written, restored or deleted as things are; the message says what to do."""
+    """It cannot be written, restored or deleted now; the message says what to do.
+
+    Another one is under way or builds on it, its slot count differs, or ``--slots`` was given while
+    a job is not done.
+    """
 
 
 class NoCheckpointFolder(CheckpointRefused):
-    """The cluster's setting ``checkpoint_url`` is empty: it keeps no checkpoints."""
+    """The cluster keeps no checkpoints. Run ``pserverctl config set checkpoint_url=...``."""
 
 
 class CheckpointDamaged(CheckpointError):
-    """A file of the checkpoint is not what it should be; the message names it and says why.
+    """A file is missing, changed, or contradicts another; the message names it.
 
-    It was cut short, changed, lost, or written by another program. Nothing of it was used.
+    Nothing of the checkpoint was used. Check the storage, or restore an older checkpoint.
     """
 
 
@@ -329,21 +382,30 @@ class DataError(BackstayError):
 
 
 class DataUnavailable(DataError, OSError):
-    """Data cannot be found, reached or read; the message names the file or table and says why."""
+    """Data cannot be found, reached or read; the message names the file or table.
+
+    Every worker must reach it under the same name.
+    """
 
     retry_safe = True
 
 
 class DataDamaged(DataError):
-    """A file is not of its format as a whole, such as a Parquet file without its footer."""
+    """A whole file cannot be read, such as a Parquet file without its footer.
+
+    Write it anew, or leave it out.
+    """
 
 
 class DataChanged(DataError):
-    """A file or table is not what it was when the tasks were made; the message shows how."""
+    """A file or table has changed since the job's tasks were made; the message shows how.
+
+    Put the old one back, or begin a new job.
+    """
 
 
 class TooManyBadRecords(DataError):
-    """More records are damaged than the job allows; the message names the last of them."""
+    """More records are damaged than ``max_bad_records``; the message names the last one."""
 
 
 class JobError(BackstayError):
@@ -351,43 +413,52 @@ class JobError(BackstayError):
 
 
 class JobRefused(JobError):
-    """The job cannot be made, joined or changed in that way; the message says why."""
+    """The job cannot be made, joined or changed in that way; the message says why.
+
+    It has other settings, is over, or its data has changed.
+    """
 
 
 class UnknownJob(JobError, LookupError):
-    """The cluster has no job of that name; the message names the jobs that it has."""
+    """No job has that name; the message lists the jobs."""
 
 
 class NotJobMaster(JobError):
-    """That process is not the job master yet, or any more: read the job's record again."""
+    """The process is not the job master, or not yet. Read the job's record again."""
 
     retry_safe = True
 
 
 class NotLeading(JobError):
-    """That worker does not lead that task, or no longer; ask the job master again."""
+    """In mode sync: the worker does not lead that task. Ask the job master again."""
 
     retry_safe = True
 
 
 class WorkerReplaced(JobError):
-    """Another process has joined under this worker's name; this one is to end."""
+    """Another process has this worker's name and tasks; this process ends."""
 
 
 class TaskLeaseLost(JobError):
-    """The worker's lease of its task was revoked: stop working on the task, drop what is left.
+    """The task's lease was revoked: stop the task.
 
-    Pushes that had left may or may not be applied. The worker that has the task now pushes the same
-    batches under the same numbers, and each slot counts each of them once.
+    The worker that has the task now pushes the same batches under the same numbers, and each slot
+    counts each of them once.
     """
 
 
 class NonFiniteLoss(JobError, ArithmeticError):
-    """The loss of a batch is NaN or infinite; nothing of the batch was pushed."""
+    """The loss of a batch is NaN or infinite, and its task failed. Nothing of the batch was pushed.
+
+    Check the records in the message, or lower the learning rate.
+    """
 
 
 class TaskFailed(JobError):
-    """Tasks failed more often than they may, and the job with them; the message names the first."""
+    """Tasks failed more often than ``max_task_retries``; the message names the first.
+
+    ``backstay jobs show`` has the errors and records. Mend the cause, then ``backstay jobs retry``.
+    """
 
 
 class KubernetesError(JobError):
@@ -405,4 +476,9 @@ class KubernetesError(JobError):
 
 
 class StateLost(BackstayError):
-    """Rows that were relied on are gone: with all their copies, or for those of a checkpoint."""
+    """Slots lost all copies, or a checkpoint was restored.
+
+    Jobs go back to the checkpoint by themselves. Start other trainers again together, from
+    ``client.checkpoints.restored().progress``. Without a checkpoint: ``pserverctl slots
+    accept-loss``, then ``backstay train --fresh``.
+    """

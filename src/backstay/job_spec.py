@@ -3,20 +3,22 @@
 A ``JobSpec`` that exists is a valid one. It goes from the job file to the job's record and to each
 worker as JSON. ``docs/reference/job-file.md`` lists every field.
 
-Imports ``backstay.settings``, ``backstay.kubernetes_spec``, ``backstay.profiles``,
+Imports ``backstay.settings``, ``backstay.kubernetes.spec``, ``backstay.profiles``,
 ``backstay.addresses`` and ``backstay.errors`` only; does no I/O.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 from backstay.addresses import split_address
 from backstay.errors import ConfigError
-from backstay.kubernetes_spec import KubernetesSpec, ScheduleSpec
+from backstay.kubernetes.spec import KubernetesSpec, ScheduleSpec
 from backstay.profiles import PROFILES
 from backstay.settings import (
     check,
@@ -46,6 +48,27 @@ __all__ = [
     "WorkersSpec",
 ]
 
+_TEXT_MAX = 1_000
+_KAFKA_SETTINGS_MAX = 100
+_TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,249}", re.ASCII)
+# Everyone who may look at the cluster sees the record.
+_SECRET = re.compile(r"password|secret|\.pem$|oauthbearer\.config$", re.ASCII)
+# Another value would lose rows, or have two write at once.
+_OURS = frozenset(
+    {
+        "acks",
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "isolation.level",
+        "metadata.broker.list",
+        "request.required.acks",
+        "transactional.id",
+    }
+)
+
 DATA_KINDS = (
     *("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl"),
     *("sql", "kafka", "custom"),
@@ -60,10 +83,26 @@ _FOLDER_OPTIONS = ("marker", "done_list", "start", "look_s")
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
-# Each launcher, and its class, which is imported when a job asks for it.
+
+
+class LauncherClasses(NamedTuple):
+    """The classes of a launcher as ``module:Class``, which are imported when a job asks for them.
+
+    Attributes:
+        workers: Starts and ends the workers: a ``backstay.master.launcher.Launcher``.
+        place: Runs whole jobs (``--on NAME``): a ``backstay.runner.place.Place``. Empty: the jobs
+            run on the command's machine.
+    """
+
+    workers: str
+    place: str = ""
+
+
 LAUNCHERS = {
-    "local": "backstay.master.local_launcher:LocalLauncher",
-    "kubernetes": "backstay.master.kubernetes.pod_launcher:PodLauncher",
+    "local": LauncherClasses("backstay.master.local_launcher:LocalLauncher"),
+    "kubernetes": LauncherClasses(
+        "backstay.kubernetes.pod_launcher:PodLauncher", "backstay.kubernetes.place:KubernetesPlace"
+    ),
 }
 WORKERS_MAX = 10_000
 SERVERS_MAX = 64
@@ -361,15 +400,54 @@ class ExportTopicSpec:
     )
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values; refuse settings that the export decides, and secrets."""
         check(self)
-        if not self.name or not self.brokers:
-            raise ConfigError("name and brokers: name the topic, and addresses of brokers")
+        if not _TOPIC.fullmatch(self.name) or self.name in (".", ".."):
+            raise ConfigError(
+                f"name: topic {self.name[:300]!r} is not 1 to 249 of A-Z a-z 0-9 _ . -, as Kafka's "
+                "are"
+            )
+        brokers = ",".join(self.brokers)
+        if not all(self.brokers) or not 1 <= len(brokers) <= _TEXT_MAX:
+            raise ConfigError(f"brokers: topic {self.name}: no brokers; name addresses, host:port")
+        if len(self.settings) > _KAFKA_SETTINGS_MAX or len(self.settings_file) > _TEXT_MAX:
+            raise ConfigError(
+                f"settings: topic {self.name}: over {_KAFKA_SETTINGS_MAX}, or a long path"
+            )
+        for name, value in self.settings.items():
+            if not name or len(name) + len(value) > _TEXT_MAX:
+                raise ConfigError(f"settings: topic {self.name}: {name[:200]!r} is too long")
+            if _SECRET.search(name):
+                raise ConfigError(
+                    f"settings: topic {self.name}: {name} is a secret, which everyone would see: "
+                    "put it into a settings file on each node"
+                )
+        self.check_ours(self.settings)
+
+    def is_same(self, other: ExportTopicSpec | None) -> bool:
+        """Return whether it is the same topic, as far as names tell."""
+        return other is not None and (
+            other.name == self.name and bool(set(other.brokers) & set(self.brokers))
+        )
+
+    def check_ours(self, settings: Iterable[str]) -> None:
+        """Refuse settings of the client that the export decides.
+
+        Raises:
+            ConfigError: There is one among them.
+        """
+        if wrong := sorted(_OURS & set(settings)):
+            raise ConfigError(
+                f"settings: topic {self.name}: {wrong[0]} cannot be set; backstay decides it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportsSpec:
-    """Where the model goes again and again while the job trains it."""
+    """Where the model goes again and again while the job trains it.
+
+    The section of the job file is also what the cluster is asked for and what its record keeps.
+    """
 
     SHORT: ClassVar[str] = "url"
 
@@ -398,8 +476,10 @@ class ExportsSpec:
     def __post_init__(self) -> None:
         """Check the values."""
         check(self)
-        if not self.url:
-            raise ConfigError("url: names no folder or URL")
+        if not 1 <= len(self.url) <= _TEXT_MAX:
+            raise ConfigError(f"url: is not of 1 to {_TEXT_MAX} characters: names no folder or URL")
+        if self.score_at_least is not None and not math.isfinite(self.score_at_least):
+            raise ConfigError(f"score_at_least: {self.score_at_least} is no number")
 
 
 @dataclass(frozen=True, kw_only=True)

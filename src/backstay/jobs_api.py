@@ -18,26 +18,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from backstay._proto.v1 import job_pb2
-from backstay.cli.cluster_jobs import Cluster
-from backstay.cli.job_run import DATA_OF_USE, RunOptions, job_of, supervisor_of
-from backstay.cli.kubernetes_exec import run_in_master
-from backstay.cli.kubernetes_follow import BegunJob
-from backstay.cli.kubernetes_submit import begin_on_kubernetes
-from backstay.cli.metrics_log import figures_of
-from backstay.cli.progress import Servers, Show
-from backstay.cli.stop_signals import StopOrder
-from backstay.cli.supervisor import Outcome
 from backstay.errors import ConfigError, JobError, JobRefused, UnknownJob
 from backstay.job_spec import JobSpec
-from backstay.master.kubernetes.published_status import PublishedStatus
+from backstay.runner.cluster_jobs import Cluster
+from backstay.runner.job_run import DATA_OF_USE, RunOptions, job_of, supervisor_of
+from backstay.runner.metrics_log import evaluations_of, figures_of
+from backstay.runner.outcome import Outcome
+from backstay.runner.place import BegunJob, Published, place_named, place_names
+from backstay.runner.show import Servers, Show
+from backstay.runner.stop_signals import StopOrder
 
 __all__ = ["Job", "submit", "train"]
 
 HOOKS_OUTPUT = "hooks.log"
-PLACES = (None, "kubernetes")
 
 log = logging.getLogger(__name__)
 # Without a handler of the program's own, Python would print warnings.
@@ -70,11 +64,8 @@ class Job(ABC):
         status = self._status()
         if status is None:
             return {}
-        evaluations = [
-            {"round": one.round, "step": one.steps, "metrics": dict(one.metrics)}
-            for one in status.evaluations
-        ]
-        return {**figures_of(status), "state": self.state, "evaluations": evaluations}
+        known = {"state": self.state, "evaluations": evaluations_of(status)}
+        return {**figures_of(status), **known}
 
     @abstractmethod
     def scale(self, workers: int) -> int:
@@ -158,13 +149,15 @@ def submit(
         >>> job.wait()["state"]  # doctest: +SKIP
         'done'
     """
-    if on not in PLACES:
-        raise ConfigError(f"on: {on!r} is neither None nor 'kubernetes'")
+    if on is not None and on not in place_names():
+        raise ConfigError(
+            f"on: {on!r} is neither None nor {' nor '.join(map(repr, place_names()))}"
+        )
     if use not in DATA_OF_USE:
         raise ConfigError(f"use: {use!r} is not one of {', '.join(DATA_OF_USE)}")
     options = RunOptions(
         config_file=None if config_file is None else Path(config_file),
-        on_kubernetes=on == "kubernetes",
+        place=on,
         fresh=fresh,
     )
     given = {**job, **fields} if isinstance(job, Mapping) else fields
@@ -172,13 +165,14 @@ def submit(
     spec = job_of(path, given, options, use=use, given_by="the call")
     if spec.schedule is not None:
         raise ConfigError(
-            "schedule: `backstay train --on kubernetes` makes the CronJob; to run the job now, "
-            "schedule=None"
+            f"schedule: `backstay train --on {on}` makes it; to run the job now, schedule=None"
         )
-    show = _Logged(spec.name)
-    if options.on_kubernetes:
-        return _JobOnKubernetes(begin_on_kubernetes(spec, show.say, _sleeps), show)
-    return _JobHere(spec, options, show)
+    show = _Logged()
+    if on is None:
+        return _JobHere(spec, options, show)
+    begun = place_named(on).begin(spec, show.say, _sleeps)
+    assert begun is not None, "a job without a schedule begins"
+    return _JobThere(begun, show)
 
 
 def train(
@@ -269,25 +263,22 @@ class _JobHere(Job):
         self._over.set()
 
 
-class _JobOnKubernetes(Job):
-    """A job whose job master is a Pod; nothing of it runs here."""
+class _JobThere(Job):
+    """A job that runs elsewhere; nothing of it runs here."""
 
     def __init__(self, begun: BegunJob, show: Show) -> None:
         super().__init__(begun.spec)
         self._begun = begun
         self._show = show
         # The connection ends with the last use of this object.
-        weakref.finalize(self, begun.api.close)
+        weakref.finalize(self, begun.close)
 
     @property
     def state(self) -> str:
-        published = self._published()
-        if published.over:
-            return published.over
-        return "starting" if published.status is None else published.status.state
+        return self._published().state
 
     def scale(self, workers: int) -> int:
-        before: int = json.loads(self._order("scale", self.name, str(workers), "--json"))["before"]
+        before: int = self._order("scale", self.name, str(workers))["before"]
         return before
 
     def stop(self, reason: str = "Job.stop") -> None:
@@ -303,21 +294,25 @@ class _JobOnKubernetes(Job):
     def _interrupted(self) -> None:
         """Leave the job alone: it goes on."""
 
-    def _published(self) -> PublishedStatus:
+    def _published(self) -> Published:
         published = self._begun.published()
         if published is None:
             raise UnknownJob(f"the objects of job {self.name!r} were deleted")
         return published
 
-    def _order(self, *words: str) -> str:
-        """Run a command of ``backstay jobs`` in the job master's Pod; return what it prints."""
+    def _order(self, *words: str) -> dict[str, Any]:
+        """Run a command of ``backstay jobs`` beside the job's master; return its result."""
         if over := self._published().over:
             raise JobRefused(f"job {self.name!r} is {over}: it has no job master any more")
-        ran = run_in_master(self._begun.api, self.name, [*words])
+        ran = self._begun.run([*words, "--json"])
+        try:
+            result: dict[str, Any] = json.loads(ran.output)
+        except ValueError:
+            # It was ended before it could print its result.
+            result = {}
         if ran.exit_code:
-            text = ran.errors.strip().removeprefix("Error: ")
-            raise JobRefused(text or f"job {self.name!r}: exit code {ran.exit_code}")
-        return ran.output
+            raise JobRefused(result.get("error", f"job {self.name!r}: exit code {ran.exit_code}"))
+        return result
 
 
 class _Deadline(StopOrder):
@@ -334,12 +329,17 @@ class _Deadline(StopOrder):
         return time.monotonic() >= self._end_s
 
 
-class _Logged(Show):
+class _Logged:
     """Shows nothing; what the command would say is logged."""
 
-    def __init__(self, job: str) -> None:
-        super().__init__(job, console=Console(quiet=True, force_terminal=False))
+    def __init__(self) -> None:
         self._trouble = ""
+
+    def __enter__(self) -> _Logged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def say(self, text: str) -> None:
         log.info("%s", text)

@@ -21,10 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from backstay.exit_codes import ExitCode
+
 __all__ = ["VARIABLE", "Lifeline", "Ready", "attach", "last_words", "start"]
 
 VARIABLE = "BACKSTAY_LIFELINE"
-EXIT_PARENT_GONE = 70
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Lifeline:
         with suppress(RuntimeError):
             self._stop()
         threading.Event().wait(self._grace_s)
-        os._exit(EXIT_PARENT_GONE)
+        os._exit(ExitCode.PARENT_GONE)
 
 
 def attach(*, grace_s: float = 5.0) -> Lifeline | None:

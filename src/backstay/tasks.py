@@ -1,6 +1,6 @@
 """Background tasks that must not end: their failure is heard of, and they end with their owner.
 
-It imports nothing of the package.
+Imports ``backoff`` only.
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
-__all__ = ["end_tasks", "spawn", "turns"]
+from backstay.backoff import Backoff
+
+__all__ = ["end_tasks", "spawn", "turns", "until_answered"]
+
+ResultT = TypeVar("ResultT")
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,32 @@ async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
         _, going_on = await asyncio.wait(going_on, timeout=CANCEL_AGAIN_S)
     # No other code looks at how they ended.
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_answered(
+    ask: Callable[[], Awaitable[ResultT]],
+    backoff: Backoff,
+    again: type[Exception] | tuple[type[Exception], ...],
+    say: Callable[[Exception], None],
+) -> ResultT:
+    """Ask until there is an answer; it has no limit.
+
+    Args:
+        ask: Asks once.
+        backoff: The pauses.
+        again: After these errors it is asked again.
+        say: Gets each error whose text differs from that of the one before.
+    """
+    retries = backoff.begin()
+    said: str | None = None
+    while True:
+        try:
+            return await ask()
+        except again as error:
+            if str(error) != said:
+                said = str(error)
+                say(error)
+            await asyncio.sleep(retries.next_s())
 
 
 def _report_bug(task: asyncio.Task[Any]) -> None:

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from backstay.checkpoint.element import ELEMENT_FILE, Element, kind_of, number_of
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.manifest import MANIFEST_FILE, Manifest, kind_of, number_of
+from backstay.checkpoint.storage import ExportFolder
 from backstay.errors import BackstayError
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client
@@ -189,7 +189,7 @@ class Damage(StreamFault):
     kind = "part_damaged"
     needs_folder = True
 
-    def file_of(self, element: Element) -> str:
+    def file_of(self, element: Manifest) -> str:
         """Return what is damaged."""
         return element.parts[0].file
 
@@ -230,27 +230,27 @@ class DamageManifest(Damage):
 
     kind = "manifest_damaged"
 
-    def file_of(self, element: Element) -> str:
-        return ELEMENT_FILE
+    def file_of(self, element: Manifest) -> str:
+        return MANIFEST_FILE
 
 
-def _newer(arena: StreamArena) -> Element | None:
+def _newer(arena: StreamArena) -> Manifest | None:
     """Return the first increment with a part that the follower does not have."""
     folder = ExportFolder(arena.served)
     told = arena.parts.follower.status()
     for name in folder.names() if told else []:
-        if kind_of(name) == "increment" and number_of(name) > number_of(told["element"]):
+        if kind_of(name) == "delta" and number_of(name) > number_of(told["element"]):
             found = folder.read(name)
             if found is not None and found.parts:
                 return found
     return None
 
 
-def _base_after(arena: StreamArena, element: Element) -> bool:
+def _base_after(arena: StreamArena, element: Manifest) -> bool:
     """Whether a base has what a damaged element has: it may be taken before anybody looks."""
     folder = ExportFolder(arena.served)
     return any(
-        kind_of(name) == "base" and number_of(name) > element.number and folder.is_finished(name)
+        kind_of(name) == "full" and number_of(name) > element.number and folder.is_finished(name)
         for name in folder.names()
     )
 

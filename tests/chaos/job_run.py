@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,9 +23,8 @@ from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.run import FOLDER_PREFIX, say
 from tests.chaos.sandbox import is_inside
 
-__all__ = ["LAST_JOB_S", "JobStage", "JobsResult", "run_jobs", "strike", "take"]
+__all__ = ["JobStage", "JobWorld", "JobsResult", "run_jobs"]
 
-FAULTS_OF_A_JOB = 5
 # A job that begins with less time left would see no fault.
 LAST_JOB_S = 15.0
 
@@ -80,32 +79,66 @@ class JobsResult:
         }
 
 
-def run_jobs(stage: JobStage, seconds: float) -> JobsResult:
+class JobWorld:
+    """What all jobs of a run share, and how one of them runs there."""
+
+    faults: Mapping[str, type[JobFault]] = JOB_FAULTS
+    faults_of_a_job = 5
+    is_right = "each record counts once"
+
+    def __init__(self, stage: JobStage, folder: Path) -> None:
+        self.stage = stage
+        self.folder = folder
+        self.network = Namespaces() if is_inside() else Loopback()
+        self.cluster = ChaosCluster(stage.plan, self.network, folder)
+        self.draw = random.Random(stage.seed)
+
+    def start(self) -> None:
+        self.cluster.start()
+
+    def stop(self) -> None:
+        self.cluster.stop()
+        self.network.close()
+
+    def deck(self) -> list[str]:
+        """Return the kinds of faults that are drawn, each as often as before any comes again."""
+        has_etcd = self.stage.plan.store == "etcd"
+        return [name for name, kind in JOB_FAULTS.items() if has_etcd or not kind.needs_etcd]
+
+    def run_job(self, number: int, strike_all: Callable[[JobArena], None]) -> JobVerdict:
+        """Run one job to its end, while faults strike it, and judge it."""
+        shape = JobShape(f"job-{number}", number)
+        job = ChaosJob(self.cluster, self.folder / shape.name, shape)
+        try:
+            job.start()
+            job.wait_going_on()
+            strike_all(JobArena(self.cluster, job, self.draw))
+            job.slow(False)
+            job.wait(END_LIMIT_S)
+            return judge_job(job)
+        finally:
+            job.close()
+
+    def fits(self, kind: type[JobFault]) -> bool:
+        """Whether a fault can strike here."""
+        return True
+
+
+def run_jobs(
+    stage: JobStage, seconds: float, kind_of_world: Callable[[Path], JobWorld] | None = None
+) -> JobsResult:
     """Run jobs for about so long, or, with chosen faults, until all have struck."""
     result = JobsResult(stage)
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-    network = Namespaces() if is_inside() else Loopback()
-    cluster = ChaosCluster(stage.plan, network, folder)
-    draw = random.Random(stage.seed)
-    deck = iter(stage.kinds) if stage.kinds else _deck(draw, stage.plan)
-    until_s = time.monotonic() + seconds
+    world = kind_of_world(folder) if kind_of_world else JobWorld(stage, folder)
     try:
-        cluster.start()
-        for number in range(1000):
-            makers = take(deck, FAULTS_OF_A_JOB)
-            is_late = time.monotonic() > until_s - LAST_JOB_S
-            if not makers or (number and not stage.kinds and is_late):
-                break
-            limit_s = float("inf") if stage.kinds else until_s
-            _run_job(cluster, folder, number, draw, makers, limit_s, result)
-            if not result.passed:
-                break
+        world.start()
+        _run_deck(world, time.monotonic() + seconds, result)
     except (NotYet, RuntimeError, TimeoutError, BackstayError) as error:
         result.stuck = f"{type(error).__name__}: {error}"
         say(f"STUCK: {result.stuck}")
     finally:
-        cluster.stop()
-        network.close()
+        world.stop()
         if result.passed and not stage.keeps_logs:
             shutil.rmtree(folder)
         else:
@@ -113,40 +146,38 @@ def run_jobs(stage: JobStage, seconds: float) -> JobsResult:
     return result
 
 
-def _run_job(
-    cluster: ChaosCluster,
-    folder: Path,
-    number: int,
-    draw: random.Random,
-    kinds: Sequence[str],
-    until_s: float,
-    result: JobsResult,
-) -> None:
-    """Run one job to its end, while faults strike it, and judge it."""
-    job = ChaosJob(cluster, folder / f"job-{number}", JobShape(f"job-{number}", number))
-    arena = JobArena(cluster, job, draw)
-    try:
-        job.start()
-        job.wait_going_on()
-        for kind in kinds:
-            if job.is_over or time.monotonic() > until_s:
-                break
-            try:
-                strike(arena, JOB_FAULTS[kind](arena))
-            except JobOver as over:
-                say(f"{kind}: {over}")
-                break
-            result.struck.append(kind)
-        job.slow(False)
-        job.wait(END_LIMIT_S)
-        verdict = judge_job(job)
+def _run_deck(world: JobWorld, until_s: float, result: JobsResult) -> None:
+    """Run one job after the other until the time or the chosen faults are over."""
+    chosen = world.stage.kinds
+    deck = iter(chosen) if chosen else _shuffled(world)
+    limit_s = float("inf") if chosen else until_s
+    for number in itertools.count():
+        kinds = list(itertools.islice(deck, world.faults_of_a_job))
+        is_late = number > 0 and time.monotonic() > limit_s - LAST_JOB_S
+        if not kinds or is_late:
+            return
+
+        def strike_all(arena: JobArena, kinds: Sequence[str] = kinds) -> None:
+            for kind in kinds:
+                if arena.job.is_over or time.monotonic() > limit_s:
+                    return
+                if not world.fits(world.faults[kind]):
+                    continue
+                try:
+                    _strike(arena, world.faults[kind](arena))
+                except JobOver as over:
+                    say(f"{kind}: {over}")
+                    return
+                result.struck.append(kind)
+
+        verdict = world.run_job(number, strike_all)
         result.jobs.append(verdict)
-        say(f"{job.shape.name}: {'; '.join(verdict.faults) or 'each record counts once'}")
-    finally:
-        job.close()
+        say(f"{verdict.job}: {'; '.join(verdict.faults) or world.is_right}")
+        if not result.passed:
+            return
 
 
-def strike(arena: JobArena, fault: JobFault) -> None:
+def _strike(arena: JobArena, fault: JobFault) -> None:
     """Bring a fault about, hold it, end it, and wait until the job goes on.
 
     Raises:
@@ -163,15 +194,9 @@ def strike(arena: JobArena, fault: JobFault) -> None:
     say(f"{fault.kind}, {fault.what}: the job goes on {time.monotonic() - begun_s:.1f} s later")
 
 
-def _deck(draw: random.Random, plan: Plan) -> Iterator[str]:
+def _shuffled(world: JobWorld) -> Iterator[str]:
     """Yield all kinds in a random order, before any comes again."""
-    kinds = [
-        name for name, kind in JOB_FAULTS.items() if plan.store == "etcd" or not kind.needs_etcd
-    ]
+    kinds = world.deck()
     while True:
-        draw.shuffle(kinds)
+        world.draw.shuffle(kinds)
         yield from kinds
-
-
-def take(deck: Iterator[str], count: int) -> list[str]:
-    return list(itertools.islice(deck, count))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import time
 import uuid
-from base64 import urlsafe_b64encode
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -18,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from backstay.pserver.free_ports import free_ports
 from tests.chaos.network import Host, Network
 from tests.chaos.processes import Process, environment
-from tests.kafka.broker import is_led, kafka_jars
+from tests.kafka.broker import JAVA, format_words, is_led, kafka_jars
 
 __all__ = ["Brokers"]
 
@@ -27,15 +26,6 @@ BROKER_PORT, CONTROLLER_PORT = 9092, 9093
 START_LIMIT_S = 120.0
 CALL_S = 30.0
 POLL_PAUSE_S = 0.1
-# A broker starts in a third of the time with these, and computes little.
-JAVA = (
-    "java",
-    "-Xmx320m",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-Xshare:auto",
-)
 PROPERTIES = """\
 process.roles=broker,controller
 node.id={number}
@@ -111,11 +101,10 @@ class Brokers:
 
     def start(self) -> None:
         """Start all with empty data, and wait until they answer."""
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = [*JAVA, "-cp", f"{self._jars}/*", "kafka.tools.StorageTool", "format"]
+        tool = [*JAVA, "-cp", f"{self._jars}/*", *format_words(uuid.uuid4())]
         for path in self._properties:
             subprocess.run(
-                [*tool, "-t", cluster, "-c", str(path)],
+                [*tool, "-c", str(path)],
                 check=True,
                 capture_output=True,
                 timeout=START_LIMIT_S,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backstay.checkpoint.element import ELEMENT_FILE, kind_of
+from backstay.checkpoint.manifest import MANIFEST_FILE, kind_of
 from tests.chaos.cluster import NotYet
 from tests.chaos.processes import environment
 
@@ -54,7 +54,7 @@ def at_element(folder: Path, kind: str, phase: str, until: Callable[[], bool]) -
                 there = os.listdir(folder / name)
             except OSError:
                 continue
-            whole = ELEMENT_FILE in there
+            whole = MANIFEST_FILE in there
             if phase == "begun" or (phase == "finished" and whole):
                 return True
             if phase == "part" and (whole or there):

@@ -253,8 +253,8 @@ STEPS: dict[str, Wait] = {
     "journal": _record("done/"),
     "period": _record("state"),
     "commit": _commit,
-    "increment": _element("increment"),
-    "base": _element("base"),
+    "increment": _element("delta"),
+    "base": _element("full"),
 }
 OF_EXPORT = ("increment", "base")
 

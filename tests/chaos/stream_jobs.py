@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from backstay.checkpoint.element import kind_of, number_of
-from backstay.checkpoint.export_folder import ExportFolder
-from backstay.cli.audit import audit_job
+from backstay.checkpoint.manifest import kind_of, number_of
+from backstay.checkpoint.storage import ExportFolder
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError
+from backstay.runner.audit import audit_job
 from backstay.serving import Follower
 from backstay.trainer import Client
 from tests.chaos.cluster import ChaosCluster, NotYet
@@ -214,7 +214,7 @@ class FollowerProcess(Process):
         """
         folder = ExportFolder(sink)
         # A base beside increments has nothing that these do not have.
-        there = [name for name in folder.names() if kind_of(name) == "increment"]
+        there = [name for name in folder.names() if kind_of(name) == "delta"]
         last = max((number_of(name) for name in there if folder.is_finished(name)), default=0)
         self.wait_until(
             f"the follower has not element {last}",

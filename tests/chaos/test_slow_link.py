@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos import sandbox
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.chaos
 
 ROOT = Path(__file__).resolve().parents[2]
 

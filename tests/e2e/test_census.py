@@ -113,7 +113,6 @@ def test_what_became_of_pushes_is_told_by_the_counters_of_records() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_with_one_copy_the_demo_says_that_rows_are_lost() -> None:
     demo = run("examples/census/demo.py", f"--passes={PASSES}", "--replicas=1")
     assert demo.returncode == 1
@@ -171,7 +170,6 @@ def running_demo() -> Iterator[tuple[subprocess.Popen[str], dict[str, list[int]]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("victim", "message"), [("server", "has died"), ("demo", "")])
 def test_a_death_ends_the_demo_and_all_its_processes(victim: str, message: str) -> None:
     with running_demo() as (demo, found):

@@ -294,7 +294,7 @@ def test_tasks_that_fail_are_dead_lettered_named_and_tried_again_by_the_same_com
         with started(folder, *other, "--epochs", "1", "--json") as process:
             result = run(folder, *command)
             beside = result_of(folder, process)
-        assert (result["state"], result["exit_code"], result["dead_letters"]) == ("failed", 3, 1)
+        assert (result["state"], result["exit_code"], result["dead_letters"]) == ("failed", 6, 1)
         assert (beside["exit_code"], beside["records_counted_once"]) == (0, True)
         text = jobs(folder, "show", "tiny", endpoint=endpoint).stdout
         assert "dead letter: training 1, task 0: records 0 to 39" in text

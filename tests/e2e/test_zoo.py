@@ -29,17 +29,6 @@ CTR_MODELS = [
 Fields = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """PyTorch's threads wait for each other by turning round: on a busy machine, for long."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def server() -> Iterator[session.SessionFactory]:
     """A server that is started when a model asks for one, as ``backstay train --local`` does."""

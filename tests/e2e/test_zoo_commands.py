@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.zoo_data import write_frappe
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = 20_000

@@ -13,7 +13,7 @@ import pytest
 
 from backstay.config import ENDPOINT_VARIABLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def backstay(folder: Path, *words: str) -> str:

@@ -51,7 +51,7 @@ SLOTS = 64
 KEYS = np.arange(500, dtype=np.uint64)
 # Of the table that is there to make files large enough to be written slowly.
 FILLING = np.arange(4000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def ask_cluster(endpoint: str) -> cluster_pb2.GetClusterResponse:
     with rpc.open_channel(endpoint, SecurityConfig()) as channel:
         stub = cluster_pb2_grpc.ClusterServiceStub(channel)
         with rpc.mapped_errors(endpoint):
-            return stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=5)
+            return stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=30)
 
 
 def is_healthy(endpoint: str) -> bool:

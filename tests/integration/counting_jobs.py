@@ -19,7 +19,7 @@ from backstay.trainer.worker.master_link import MasterLink
 
 JOB = "counting"
 TASKS = 40
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 CLIENT = ClientConfig(deadline_ms=20_000)
 
 Eventually = Callable[[Callable[[], bool]], None]

@@ -16,12 +16,12 @@ from backstay import rpc
 from backstay._native import slots_of
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
 from backstay.checkpoint import remote_exports
-from backstay.checkpoint.element import Element
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.remote_exports import RunningExport
-from backstay.checkpoint.storage import CheckpointStorage
+from backstay.checkpoint.storage import CheckpointStorage, ExportFolder
 from backstay.config import SecurityConfig
+from backstay.consensus.records.exports import export_spec
 from backstay.consensus.records.messages import routing_from_message
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
@@ -55,9 +55,9 @@ CALL_S = 10.0
 
 
 def start_export(cluster: LocalCluster, folder: Path | str, **more: Any) -> None:
-    chosen = {"every_s": EVERY_S, "tables": ["*"], **more}
+    spec = export_spec({"url": str(folder), "every_s": EVERY_S, "tables": ["*"], **more})
     with _channel(cluster) as channel, rpc.mapped_errors("the cluster"):
-        remote_exports.start(channel, NAME, str(folder), timeout_s=CALL_S, **chosen)
+        remote_exports.start(channel, NAME, spec, timeout_s=CALL_S)
 
 
 def stop_export(cluster: LocalCluster, *, now: bool = False) -> None:
@@ -143,7 +143,7 @@ def finished(folder: Path) -> list[str]:
     return [name for name in there.names() if there.is_finished(name)]
 
 
-def elements_in(folder: Path) -> list[Element]:
+def elements_in(folder: Path) -> list[Manifest]:
     there = ExportFolder(folder)
     found = [there.read(name) for name in there.names()]
     return [one for one in found if one is not None]

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 __all__ = ["JobProcesses"]
 
-WAIT_LIMIT_S = 90.0
+WAIT_LIMIT_S = 120.0
 PAUSE_S = 0.05
 OVER = ("done", "stopped", "failed")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.gates
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -71,7 +73,6 @@ def test_a_quick_run_writes_and_restores_checkpoints_and_resizes(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_quick_run_trains_beside_a_plain_process(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "figures.json"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -16,11 +17,11 @@ from backstay import rpc
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.config import Pems, SecurityConfig
 from backstay.control_server import ControlServer
-from backstay.errors import ClosedError, ServerUnavailable
+from backstay.errors import ClosedError, ServerUnavailable, Unauthenticated
 
 # gRPC by itself turns calls away at random when 1000 wait, and every call when 3000 do.
 CROWD = 4000
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 NOBODY = job_pb2.LeaveRequest()
 
 
@@ -57,7 +58,7 @@ class Service(job_pb2_grpc.JobServiceServicer):
 async def serving() -> AsyncIterator[tuple[ControlServer, Service]]:
     # The other calls belong to no caller.
     server, service = ControlServer(Listens()), Service()  # type: ignore[abstract]
-    job_pb2_grpc.add_JobServiceServicer_to_server(service, server.server)
+    job_pb2_grpc.add_JobServiceServicer_to_server(service, server.services)
     await server.start([])
     try:
         yield server, service
@@ -104,5 +105,37 @@ def test_a_call_of_a_channel_that_we_close_is_closed() -> None:
             channel.close()
             with pytest.raises(ClosedError), rpc.mapped_errors(server.address):
                 await asyncio.to_thread(joining.result, LIMIT_S)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("token", [None, "secret-of-the-cluster"])
+def test_a_service_may_be_added_while_the_server_runs(token: str | None) -> None:
+    """Until then every call of it says so, whatever its shape; others are unknown."""
+    not_yet = ServerUnavailable("not yet; ask again")
+
+    async def scenario() -> None:
+        server = ControlServer(Listens(token=token))
+        await server.start(["backstay.v1.JobService"], not_yet)
+        security = SecurityConfig(token=token)
+        async with rpc.open_aio_channel(server.address, security) as channel:
+            stub = job_pb2_grpc.JobServiceStub(channel)
+            with pytest.raises(ServerUnavailable, match="not yet"), rpc.mapped_errors("there"):
+                await stub.Leave(NOBODY, timeout=LIMIT_S)
+            with pytest.raises(ServerUnavailable, match="not yet"), rpc.mapped_errors("there"):
+                # Its requests never end.
+                await anext(aiter(stub.CallStream(timeout=LIMIT_S)))
+            other = job_pb2_grpc.JobServiceStub(channel)
+            job_pb2_grpc.add_JobServiceServicer_to_server(Service(), server.services)  # type: ignore[abstract]
+            await other.Leave(NOBODY, timeout=LIMIT_S)
+            unknown: Any = channel.unary_unary("/backstay.v1.OtherService/Leave")
+            with pytest.raises(grpc.RpcError) as raised:
+                await unknown(b"", timeout=LIMIT_S)
+            assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        if token is not None:
+            async with rpc.open_aio_channel(server.address, SecurityConfig()) as channel:
+                with pytest.raises(Unauthenticated), rpc.mapped_errors("there"):
+                    await job_pb2_grpc.JobServiceStub(channel).Leave(NOBODY, timeout=LIMIT_S)
+        await server.stop(0.0)
 
     asyncio.run(scenario())

@@ -22,7 +22,7 @@ import yaml
 
 from tests.etcd import require_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MODULES = {"pserver": "backstay.pserver.serve_cli", "pserverctl": "backstay.pserver.ctl.cli"}

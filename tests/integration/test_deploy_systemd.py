@@ -16,7 +16,7 @@ import pytest
 from backstay.pserver.free_ports import free_ports
 from tests.etcd import EtcdCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 MODULES = {"pserver": "backstay.pserver.serve_cli", "pserverctl": "backstay.pserver.ctl.cli"}

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.cli.last_status import LastStatus, status_before
 from backstay.errors import ConfigError, InvalidRequest, JobRefused
+from backstay.runner.last_status import LastStatus, status_before
 from tests.integration.tiny_jobs import write_clicks, write_model
 from tests.waiting import wait_until
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(300)
 
 LIMIT_S = 120.0
 RECORDS = 400

@@ -10,7 +10,7 @@ import pytest
 from tests.kubernetes.backstay_image import FRAMEWORKS_FOLDER, USER_ID, frameworks
 from tests.kubernetes.namespace import Namespace, is_ready, pod
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kubernetes
 
 CONTROL_PORT = 7000
 SERVE = (

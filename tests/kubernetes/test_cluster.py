@@ -10,7 +10,7 @@ from kubernetes.client import ApiException, CoreV1Api, PolicyV1Api, SchedulingV1
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.namespace import Namespace, is_ready, pod, termination, wait_for
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kubernetes
 
 IDLE = ["python3", "-c", "import signal; signal.pause()"]
 EAT_MEMORY = ["python3", "-c", "kept = []\nwhile True: kept.append(bytearray(1 << 22))"]

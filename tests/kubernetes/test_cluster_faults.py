@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from kubernetes.client import V1Pod
 
-from backstay.master.kubernetes.published_status import PublishedStatus
+from backstay.kubernetes.published_status import PublishedStatus
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import NODES
 from tests.kubernetes.namespace import is_ready

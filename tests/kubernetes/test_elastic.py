@@ -10,7 +10,7 @@ import os
 import pytest
 from kubernetes.client import AppsV1Api
 
-from backstay.master.kubernetes.published_status import PublishedStatus
+from backstay.kubernetes.published_status import PublishedStatus
 from tests.kubernetes.namespace import pod
 from tests.kubernetes.test_jobs import JOB
 from tests.kubernetes.test_own_servers import JobWithServers, is_over, job

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from backstay.master.kubernetes.objects import FILES_BYTES_MAX
-from backstay.master.kubernetes.pod_template import files_of
-from backstay.master.kubernetes.published_status import read_status
+from backstay.kubernetes.objects import FILES_BYTES_MAX
+from backstay.kubernetes.pod_template import files_of
+from backstay.kubernetes.published_status import read_status
 from tests.kubernetes.backstay_image import IMAGE
 from tests.kubernetes.job_parts import change_rights
 from tests.kubernetes.namespace import is_ready, pod

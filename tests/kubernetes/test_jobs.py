@@ -15,8 +15,8 @@ import pytest
 import yaml
 from kubernetes.client import AppsV1Api
 
-from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.published_status import PublishedStatus, read_status
+from backstay.kubernetes.api import KubernetesApi
+from backstay.kubernetes.published_status import PublishedStatus, read_status
 from tests.integration.tiny_jobs import write_clicks, write_model
 from tests.kubernetes.backstay_image import FRAMEWORKS_FOLDER, IMAGE, frameworks
 from tests.kubernetes.cluster import Cluster

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from kubernetes.client import AppsV1Api, PolicyV1Api
 
-from backstay.master.kubernetes.master_pod import pserver_trouble
-from backstay.master.kubernetes.published_status import PublishedStatus
+from backstay.kubernetes.master_pod import pserver_trouble
+from backstay.kubernetes.published_status import PublishedStatus
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.job_parts import run_etcd
 from tests.kubernetes.namespace import Namespace, is_ready

@@ -8,14 +8,14 @@ import pytest
 from kubernetes.client import AppsV1Api
 
 from backstay.errors import KubernetesError
-from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.names import MASTER, labels_of, object_name, status_name
-from backstay.master.kubernetes.objects import Owner
-from backstay.master.kubernetes.owned_job import OwnedJob
+from backstay.kubernetes.api import KubernetesApi
+from backstay.kubernetes.names import MASTER, labels_of, object_name, status_name
+from backstay.kubernetes.objects import Owner
+from backstay.kubernetes.owned_job import OwnedJob
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.namespace import Namespace, wait_for
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kubernetes
 
 JOB = "census"
 NAME = object_name(JOB)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from kubernetes.client import RbacAuthorizationV1Api
 
-from backstay.master.kubernetes.names import RUN, schedule_name, status_name
-from backstay.master.kubernetes.published_status import read_status
+from backstay.kubernetes.names import RUN, schedule_name, status_name
+from backstay.kubernetes.published_status import read_status
 from tests.kubernetes.test_jobs import JOB, RECORDS, KubernetesJob, job
 
 __all__ = ["job"]

@@ -9,7 +9,7 @@ import pytest
 
 from backstay.config import ServerConfig
 from backstay.consensus.store.opening import open_etcd
-from backstay.master.kubernetes.published_status import read_status
+from backstay.kubernetes.published_status import read_status
 from tests.kubernetes.test_jobs import JOB, RECORDS
 from tests.kubernetes.test_own_servers import JobWithServers, job
 from tests.kubernetes.test_schedule import EACH_MINUTE, HOOKS, allow_runs, is_over, run_log, run_of

@@ -13,6 +13,7 @@ from backstay.checkpoint.parts import PartReader
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointDamaged
+from tests.examples import examples
 from tests.unit.checkpoint_files import (
     ADS,
     FULL,
@@ -38,7 +39,7 @@ def changes(draw: st.DrawFn) -> tuple[Content, list[int]]:
     return Content({ADS: rows}, {ADS: deleted} if deleted else {}), whole
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.dictionaries(KEYS, VALUES), st.lists(changes(), max_size=4))
 def test_a_chain_is_what_a_dict_would_be(
     first: dict[int, float], later: list[tuple[Content, list[int]]]
@@ -65,7 +66,7 @@ def test_a_chain_is_what_a_dict_would_be(
             assert reader.row_count(ADS.name) == len(model)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_no_damage_makes_the_reader_fall_over(data: st.DataObject) -> None:
     # Checksums would find all of these; here the manifest has been made to fit the damage.

@@ -25,6 +25,7 @@ from backstay.consensus.records import (
 from backstay.consensus.records.checkpoints import CheckpointRecord, RestorePlan
 from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.pserver.controller import ClusterRecords, StepSizes, decide
+from tests.examples import examples
 
 NODES = 5
 # What is for many slots only, in clusters of few.
@@ -443,7 +444,7 @@ def play(world: World, steps: list[tuple[str, int]]) -> None:
     st.integers(1, 4),
     st.integers(1, NODES),
 )
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(600), suppress_health_check=[HealthCheck.too_slow])
 def test_every_decision_is_safe_and_decisions_settle(
     steps: list[tuple[str, int]], slots: int, replicas: int, initial: int, hosts: int
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from backstay.consensus.records import SlotReplicas
 from backstay.pserver.controller import ClusterRecords, StepSizes, decide
+from tests.examples import examples
 from tests.unit.controller_cluster import cluster, table, true_reports, with_slots
 
 
@@ -47,7 +48,7 @@ def _under_way(choose: random.Random) -> ClusterRecords:
     return with_slots(records, held)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @example(seed=18, few=False, lowest_slot_first=True)
 @example(seed=95, few=True, lowest_slot_first=True)
 @given(seed=st.integers(0, 2**32), few=st.booleans(), lowest_slot_first=st.booleans())

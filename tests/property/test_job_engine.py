@@ -35,6 +35,7 @@ from backstay.job_engine.values import Failure
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.schedule.rounds import RoundKind
 from backstay.schedule.task_table import TaskTable, cut_data
+from tests.examples import examples
 
 DATA = DataSpec(paths=("somewhere.csv",))
 TTL_S = 2.0
@@ -304,7 +305,7 @@ def _quiet() -> Iterator[None]:
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 def rounds_of(spec: JobSpec) -> list[str]:
@@ -318,7 +319,7 @@ def rounds_of(spec: JobSpec) -> list[str]:
     return names + ["evaluation-1"] * bool(alone) + ["prediction-1"] * bool(spec.prediction)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     kinds=st.sampled_from([(1, 0, 0), (1, 1, 0), (0, 1, 0), (0, 0, 1)]),
     passes=st.integers(1, 3),

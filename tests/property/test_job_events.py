@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.master.kubernetes import job_events
-from backstay.master.kubernetes.job_events import (
+from backstay.kubernetes import job_events
+from backstay.kubernetes.job_events import (
     REWRITE_S,
     SERIES_AT_ONCE,
     SERIES_PAUSE_S,

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.consensus.records.checkpoints import (
@@ -104,7 +104,6 @@ def test_every_field_is_drawn(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-@settings(deadline=None)
 @given(data=st.data())
 def test_json_leads_back(kind: type[Any], data: st.DataObject) -> None:
     record = data.draw(st.builds(kind, **RECORDS[kind]))

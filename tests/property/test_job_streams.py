@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 )
 
 from backstay.checkpoint.restore_state import RestoreState
-from backstay.cli.recorded_counts import recorded_counts
 from backstay.consensus.records.jobs import JobSpecRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.job.score_counts import Scores
@@ -37,11 +36,13 @@ from backstay.job_engine.rows_change import incarnation_in
 from backstay.job_engine.values import Failure, LeasedTask
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, PeriodSpec, ProgressiveSpec
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, kept_records, with_taken
+from backstay.runner.recorded_counts import recorded_counts
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.takes import part_and_offset
 from backstay.schedule.taking import PartEnds
 from backstay.schedule.task_table import TaskTable
 from tests.dict_journal import DictJournal
+from tests.examples import examples
 
 KEYS = JobKeys("job")
 WORKERS = ("w1", "w2")
@@ -523,10 +524,10 @@ def _quiet() -> Iterator[None]:
 
 
 TestStream = StreamMachine.TestCase
-TestStream.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestStream.settings = settings(max_examples=examples(150), stateful_step_count=60)
 
 TestScored = ScoredMachine.TestCase
-TestScored.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
+TestScored.settings = settings(max_examples=examples(30), stateful_step_count=60)
 
 TestFolders = FolderMachine.TestCase
-TestFolders.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestFolders.settings = settings(max_examples=examples(100), stateful_step_count=60)

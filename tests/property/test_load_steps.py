@@ -18,11 +18,10 @@ def manifest(number: int, parts: list[int], whole: list[bool]) -> Manifest:
     zeros = np.zeros(SLOTS, dtype=np.uint64)
     return Manifest(
         id=f"ckpt-{number:06d}-abcdef",
-        kind="full" if full else "incremental",
         base=None if full else f"ckpt-{number - 1:06d}-abcdef",
         cluster="demo",
         cluster_uid="ab",
-        created="2026-01-01T00:00:00+00:00",
+        begun=0.0,
         routing_version=1,
         generation=0,
         tables=(),

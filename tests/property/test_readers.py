@@ -36,6 +36,7 @@ from backstay.data.recordio_format import Layout, RecordIOWriter
 from backstay.data.splitting import Piece, Quoting, pieces
 from backstay.errors import DataDamaged
 from backstay.job_spec import DataSpec
+from tests.examples import examples
 
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.sampled_from('",\r\n '),
@@ -92,7 +93,6 @@ def tables(draw: st.DrawFn) -> list[list[str]]:
 CUTS = st.lists(st.integers(0, 30), max_size=4)
 
 
-@settings(deadline=None)
 @given(rows=tables(), cuts=CUTS, quote_all=st.booleans(), zipped=st.booleans(), last=st.booleans())
 def test_a_table_comes_back_in_any_ranges(
     rows: list[list[str]], cuts: list[int], quote_all: bool, zipped: bool, last: bool
@@ -128,7 +128,6 @@ NUMBER_TEXT = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(rows=st.lists(st.tuples(NUMBER_TEXT, NUMBER_TEXT), max_size=15), cuts=CUTS)
 def test_types_mean_the_same_with_and_without_pyarrow(
     rows: list[tuple[str, str]], cuts: list[int]
@@ -168,7 +167,7 @@ def split(content: bytes, cuts: list[int], offset: int = 0) -> list[tuple[int, b
     return records_in(list(pieces(blocks, offset, QUOTING)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(text=NASTY, cuts=st.lists(st.integers(0, 200), max_size=6))
 def test_where_records_begin_does_not_depend_on_where_reading_begins(
     text: str, cuts: list[int]
@@ -190,7 +189,7 @@ def test_where_records_begin_does_not_depend_on_where_reading_begins(
     assert not without.strip(b"\r\n")
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(text=NASTY.map(lambda text: text.replace("\r", "")), skip_space=st.booleans())
 def test_records_are_those_of_the_csv_module(text: str, skip_space: bool) -> None:
     quoting = Quoting(b'"', b",", skip_space)
@@ -205,7 +204,6 @@ def test_records_are_those_of_the_csv_module(text: str, skip_space: bool) -> Non
     assert parsed == rows
 
 
-@settings(deadline=None)
 @given(
     records=st.lists(
         st.dictionaries(TEXT, st.integers() | TEXT | st.none(), max_size=3), max_size=20
@@ -222,7 +220,6 @@ def test_json_lines_come_back_in_any_ranges(
     assert read_all(reader, shard, cuts) == (records, [])
 
 
-@settings(deadline=None)
 @given(
     lines=st.lists(st.text("ab1", max_size=8), min_size=1, max_size=30),
     members=st.integers(1, 3),
@@ -270,7 +267,6 @@ def test_a_damaged_gzip_file_reads_the_same_in_any_ranges(
     assert tail == whole[0][len(whole[0]) - len(tail) :]
 
 
-@settings(deadline=None)
 @given(
     records=st.lists(st.binary(max_size=30), max_size=40),
     chunk_bytes=st.integers(1, 200),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstay.job_engine.scaling import ScalingNotes, ScalingPolicy, Seen, decide
+from tests.examples import examples
 
 LOOK_MS = 2000
 LOOKS = 1500
@@ -128,7 +129,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(world=worlds(), other_room=st.integers(0, 30))
 def test_numbers_stay_in_bounds_and_come_to_rest(world: World, other_room: int) -> None:
     for room in (world.room, other_room):
@@ -143,7 +144,7 @@ def test_numbers_stay_in_bounds_and_come_to_rest(world: World, other_room: int) 
         assert world.lent == 0 or world.servers > world.serving
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(world=worlds())
 def test_a_server_gets_its_room_and_the_workers_come_back(world: World) -> None:
     policy = replace(world.policy, workers="fixed", servers="fixed", servers_least=1)
@@ -161,7 +162,7 @@ def test_a_server_gets_its_room_and_the_workers_come_back(world: World) -> None:
     assert world.serving == world.servers
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(world=worlds())
 def test_fill_takes_all_the_room_that_there_is(world: World) -> None:
     policy = replace(world.policy, workers="fill", servers="fixed")
@@ -174,7 +175,7 @@ def test_fill_takes_all_the_room_that_there_is(world: World) -> None:
     assert world.workers <= max(policy.workers_least, world.placed + 1)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     rows=st.floats(0.0, 8.0),
     servers=st.integers(1, 8),

@@ -33,6 +33,7 @@ from backstay.job_engine.values import (
     WorkerRecord,
 )
 from backstay.schedule.rounds import RoundId, RoundKind
+from tests.examples import examples
 from tests.ledger_changes import Changes, take_changes
 
 ROUND = RoundId(RoundKind.TRAINING, 1)
@@ -444,4 +445,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=examples(100), stateful_step_count=40)

@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backstay.job_engine.launch import ExitReason
-from backstay.master.kubernetes.names import WORKER_ID
-from backstay.master.kubernetes.pod_memory import MoreMemory, memory_limit, with_memory
-from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
-from backstay.master.kubernetes.worker_pods import (
+from backstay.kubernetes.names import WORKER_ID
+from backstay.kubernetes.pod_memory import MoreMemory, memory_limit, with_memory
+from backstay.kubernetes.refusals import FORBIDDEN_MAX_S
+from backstay.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
     FAILED_KEPT,
-    PAUSE_MAX_S,
+    RETRY,
     Forbidden,
     PodPlan,
     WorkerPods,
 )
-from tests.unit.master.kubernetes_pods import (
+from tests.examples import examples
+from tests.unit.kubernetes.kubernetes_pods import (
     deleted,
     disrupted,
     on_silent_node,
@@ -192,7 +193,7 @@ class WorkerPodsMachine(RuleBasedStateMachine):
         self.refuses = ""
         self.list_answers()
         for _ in range(40 + 4 * len(self.untold)):
-            self.wait(PAUSE_MAX_S)
+            self.wait(RETRY.longest_s)
             while self.untold:
                 self.hear()
             self.exchange()
@@ -248,5 +249,5 @@ class WorkerPodsMachine(RuleBasedStateMachine):
 
 
 TestWorkerPods = WorkerPodsMachine.TestCase
-TestWorkerPods.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWorkerPods.settings = settings(max_examples=examples(60), stateful_step_count=40)
 assert FORBIDDEN_MAX_S < 700.0

@@ -24,7 +24,7 @@ GARBAGE_THRESHOLD = 500_000
 # Flags that make a seed another run.
 WAYS = (
     *("jobs", "restores", "inexact", "cuts", "tasks"),
-    *("deletes", "lifetimes", "stale", "crowded", "stream"),
+    *("deletes", "lifetimes", "stale", "crowded"),
 )
 
 
@@ -44,7 +44,6 @@ def main() -> int:
         "lifetimes": arguments.lifetimes,
         "stale": arguments.stale,
         "crowded": arguments.crowded,
-        "stream": arguments.stream,
     }
     flags = "".join(f" --{name}" for name in WAYS if getattr(arguments, name))
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
@@ -116,15 +115,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--crowded", action="store_true", help="with a table that has more keys than room"
     )
-    parser.add_argument(
-        "--stream", action="store_true", help="with --jobs: over data without an end"
-    )
     parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    arguments = parser.parse_args()
-    if arguments.stream and (arguments.restores or arguments.inexact):
-        parser.error("--stream has no model of restores: the tests on real processes have them")
-    return arguments
+    return parser.parse_args()
 
 
 def _prepare() -> None:

@@ -27,7 +27,6 @@ from tests.sim.pserver import Pserver
 from tests.sim.settings import TableSettings
 from tests.sim.staleness import StaleTrainer, stale_keys, stale_tables
 from tests.sim.store import SimStore
-from tests.sim.streams import StreamBook
 from tests.sim.tasks import TaskBook, TaskTrainer
 from tests.sim.trainer import Trainer
 
@@ -124,7 +123,6 @@ class Cluster:
         lifetimes: bool = False,
         stale: bool = False,
         crowded: bool = False,
-        stream: bool = False,
     ) -> None:
         self.allows_inexact = inexact
         self.cuts_passes = cuts
@@ -155,7 +153,7 @@ class Cluster:
         self.queue.log("cluster", lambda: str(self.options))
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
-        self._add_trainers(seed, job=job, tasks=tasks, stream=stream)
+        self._add_trainers(seed, job=job, tasks=tasks)
         self.keys_of: dict[int, list[int]] = {}
         for key in self.keys:
             self.keys_of.setdefault(self.slot_of[key], []).append(key)
@@ -168,12 +166,12 @@ class Cluster:
         self.queue.after(CHECK_EVERY, self._check_now_and_then)
         self.queue.after(PROBE_EVERY, self._probe_now_and_then)
 
-    def _add_trainers(self, seed: int, *, job: bool, tasks: bool, stream: bool) -> None:
+    def _add_trainers(self, seed: int, *, job: bool, tasks: bool) -> None:
         self.trainers: list[Trainer] = []
         self.tasks: TaskBook | None = None
         self.job: JobBook | None = None
         if job:
-            self.job = (StreamBook if stream else JobBook)(self, seed)
+            self.job = JobBook(self, seed)
             numbers = range(self.options.trainers + 1)
             self.trainers += [JobWorker(self, number, self.job) for number in numbers]
         else:
@@ -470,7 +468,6 @@ def simulate(
     lifetimes: bool = False,
     stale: bool = False,
     crowded: bool = False,
-    stream: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -486,7 +483,6 @@ def simulate(
         lifetimes: The table has a lifetime, and rows expire as well.
         stale: With tables that make up for stale gradients, and trainers that push such.
         crowded: With a table that has more keys than room, and trainers that push to it.
-        stream: The data of the job have no end.
     """
     cluster = Cluster(
         seed,
@@ -500,7 +496,6 @@ def simulate(
         lifetimes=lifetimes,
         stale=stale,
         crowded=crowded,
-        stream=stream,
     )
     failure = ""
     try:

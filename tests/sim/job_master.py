@@ -31,7 +31,6 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store.follow import FencingToken
 from backstay.errors import InvalidRequest, JobRefused, WorkerReplaced
-from backstay.job_engine.events.streams import PlannedTake
 from backstay.job_engine.opening import RecordedJob, opened_job
 from backstay.job_engine.rows_change import incarnation_in
 from backstay.master.job import Job
@@ -53,7 +52,6 @@ RETRY = 20 * MS
 CHANGES_MAX = 2
 LOOK = 60 * MS
 EXPIRE = 20 * MS
-POLL = 30 * MS
 NOT_MASTER = "not the job master"
 
 
@@ -92,20 +90,20 @@ class SimJournal(Journal):
 
     def when_durable(self, what: Callable[[], object]) -> None:
         """Do something when all that is staged by now is written."""
-        if not self._pending and not self._in_flight:
+        if self.outbox.is_empty:
             what()
             return
-        self._callers.append((self._staged, what))
+        self._callers.append((self.outbox.staged, what))
         self.write()
 
     def write(self) -> None:
         """Write the next group, unless one is under way."""
-        if self._is_writing or not self._pending:
+        if self._is_writing or not self.outbox.waits:
             return
         assert self._token is not None
         assert self._last is not None
         self._is_writing = True
-        self._in_flight, operations = self._next_group()
+        operations = self._next_group()
         record = JournalRecord(self._instance, self._last.number + 1)
         operations.append(Put(KEYS.journal, record.to_json()))
         conditions = (self._token.still_mine(), mod_revision_is(KEYS.journal, self._revision))
@@ -118,13 +116,12 @@ class SimJournal(Journal):
         queue = self._master.book.cluster.queue
         if known and result is not None and result.succeeded:
             self._revision, self._last = result.revision, record
-            self._in_flight = {}
-            oldest = next(iter(self._pending.values())).number if self._pending else None
-            while self._callers and (oldest is None or self._callers[0][0] < oldest):
+            self.outbox.written()
+            while self._callers and self._callers[0][0] < self.outbox.oldest:
                 self._callers.popleft()[1]()
             self.write()
             return
-        self._stage_again()
+        self.outbox.not_written()
         if known and result is not None:
             master, journal = result.results
             assert self._token is not None
@@ -219,7 +216,7 @@ class SimMaster:
         opened = opened_job(
             spec,
             KEYS,
-            self._journal,
+            self._journal.outbox,
             recorded,
             identity=recorded.identity(spec, uid=UID, now_ms=1),
             state=state,
@@ -249,25 +246,6 @@ class SimMaster:
         self.job = job
         self.queue.after(EXPIRE, partial(self.handle, self._expire))
         self.queue.after(LOOK, partial(self.handle, self._look))
-        if self.book.ends() is not None:
-            self.queue.after(POLL, partial(self.handle, self._poll))
-
-    def _poll(self) -> None:
-        """Take what has come, as ``SourcePoll`` does."""
-        job, ends = self.job, self.book.ends()
-        assert job is not None
-        assert ends is not None
-        self.queue.after(POLL, partial(self.handle, self._poll))
-        if job.wants_start:
-            job.begin_stream(dict.fromkeys(ends, 0))
-        planned = job.plan_take(ends, self.now_s())
-        if planned is not None:
-            self._journal.when_durable(partial(self._take, job, planned))
-
-    def _take(self, job: Job, planned: PlannedTake) -> None:
-        self.queue.counts["takes"] += len(planned.takes)
-        job.take(planned)
-        job.advance()
 
     def _expire(self) -> None:
         assert self.job is not None

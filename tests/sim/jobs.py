@@ -66,7 +66,7 @@ class JobBook:
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
         self.random = Random(f"job {seed}")
-        self.spec = self._spec(seed)
+        self.spec = job_spec(seed, cuts=cluster.cuts_passes)
         self.failed = False
         self._rescues = 0
         self.went_back = 0
@@ -89,9 +89,6 @@ class JobBook:
             at = self.random.randrange(100 * MS, cluster.options.faults_end)
             cluster.queue.after(at, self._hurt_master)
         cluster.queue.after(50 * MS, self._supervise)
-
-    def _spec(self, seed: int) -> JobSpec:
-        return job_spec(seed, cuts=self.cluster.cuts_passes)
 
     def table(self) -> TaskTable:
         """Return the tasks of the training data."""
@@ -143,18 +140,9 @@ class JobBook:
 
     # Data
 
-    def ends(self) -> dict[str, tuple[int, int]] | None:
-        """Return what partitions hold now; None: the data have an end."""
-        return None
-
     def tasks(self) -> Iterator[tuple[int, int]]:
         """Yield all tasks, with the numbers of their passes."""
         yield from product(range(1, PASSES + 1), range(TASKS))
-
-    def batches(self, number: int, task: int) -> int:
-        """Return how many batches a task has."""
-        del number, task
-        return BATCHES
 
     def keys_of(self, number: int, task: int, batch: int) -> list[list[int]]:
         """Return the keys of each table's push of a batch; the same for every reader."""
@@ -269,7 +257,7 @@ class JobBook:
         least: Counter[int] = Counter()
         most: Counter[int] = Counter()
         for number, task in self.tasks():
-            for batch in range(self.batches(number, task)):
+            for batch in range(BATCHES):
                 for pushed in self.keys_of(number, task, batch):
                     most.update(pushed)
                     if not self.is_cut(number, task):
@@ -283,12 +271,7 @@ class JobBook:
             return False
         found = self.cluster.store.state.get(KEYS.done(f"training-{number}", 0))
         chunks = {} if found is None else {0: found.value}
-        return task not in TaskBits.from_chunks(self._size(number), chunks)
-
-    def _size(self, number: int) -> int:
-        """Return how many tasks a pass has."""
-        del number
-        return TASKS
+        return task not in TaskBits.from_chunks(TASKS, chunks)
 
     def note_cut(self) -> None:
         """Have the judge of single pushes expect nothing of tasks that are not done."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from backstay.job_engine.stream import Stream
 from tests.sim import jobs
 from tests.sim.cluster import UNLIMITED, Outcome, simulate
 from tests.sim.pserver import Pserver
@@ -102,29 +101,6 @@ def test_a_checkpoint_over_a_pass_that_is_cut_short_loses_no_batch(numbers: rang
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     assert counts["checkpoints_cut"] > len(numbers) / 10
     assert counts["went_back"] > len(numbers) / 2
-
-
-@pytest.mark.parametrize("seeds", SEEDS)
-def test_offsets_of_data_without_an_end_count_once_whichever_masters_and_workers_die(
-    seeds: range,
-) -> None:
-    outcomes, counts = _run(seeds, stream=True)
-    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
-    assert counts["takes"] > 5 * len(seeds)
-    assert min(counts["masters_killed"], counts["workers_killed"]) > len(seeds) / 2
-
-
-def test_job_masters_that_begin_behind_an_offset_that_was_not_taken_are_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begin = Stream.begin
-
-    def one_later(self: Stream, *recorded: Any) -> None:
-        begin(self, *recorded)
-        self.positions = {part: at + bool(at) for part, at in self.positions.items()}
-
-    monkeypatch.setattr(Stream, "begin", one_later)
-    assert any(simulate(seed, job=True, stream=True).failure for seed in range(5))
 
 
 def test_checkpoints_that_are_kept_though_a_pass_was_cut_short_are_found(

@@ -21,6 +21,8 @@ from backstay.checkpoint.storage import CheckpointStorage
 from backstay.tables import SGD, Adam, TableSpec
 
 SLOT_COUNT = 8
+# 2026-11-21T22:00:00Z
+BEGUN = 1_795_298_400.0
 ADS = TableSpec.sparse("ads/user", 3, optimizer=Adam(0.01))
 LAYER = TableSpec.dense("layer.w", (5, 3), block_elements=4, optimizer=SGD(0.1))
 FULL = "ckpt-000001-aaaaaa"
@@ -131,11 +133,10 @@ def make_checkpoint(
     counts = np.bincount(slots_of(np.array(keys, np.uint64), SLOT_COUNT), minlength=SLOT_COUNT)
     manifest = Manifest(
         id=checkpoint_id,
-        kind="full" if base is None else "incremental",
         base=base,
         cluster="demo",
         cluster_uid="0badcafe",
-        created="2026-11-21T22:00:00Z",
+        begun=BEGUN,
         routing_version=4,
         generation=1,
         tables=tuple(tables),

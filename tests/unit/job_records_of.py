@@ -14,9 +14,11 @@ from backstay.consensus.store import CoordinationStore
 from backstay.job_engine.opening import StateIncarnation
 from backstay.job_engine.progress import JobProgress, KeptJob, kept_job
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
+from backstay.master.hosted_launcher import LaunchHandler
 from backstay.master.job import Job, open_job
 from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.leadership import Leadership
+from backstay.master.service import JobService
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.tasks import end_tasks
 from tests.memory_store import MemoryStore
@@ -40,6 +42,16 @@ def counting_spec(folder: Path, *, records: int = 40, **fields: object) -> JobSp
         **fields,
     }
     return JobSpec(**values)  # type: ignore[arg-type]
+
+
+def service_of(
+    job: Job,
+    own: MasterRecord = MasterRecord("127.0.0.1:1", 1, "here", 1),  # noqa: B008 (frozen)
+) -> JobService:
+    """The calls on a job, as one process answers them."""
+    return JobService(
+        own, job, LaunchHandler(job), on_stop=lambda _: None, try_save_now=lambda: False
+    )
 
 
 class Master:

@@ -11,6 +11,7 @@ from backstay.consensus.records import (
 )
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore
+from backstay.pserver.membership.own_node import OwnNode
 from backstay.pserver.membership.registration import Predecessor, Registration
 from tests.memory_store import MemoryBackend, MemoryStore
 
@@ -52,7 +53,7 @@ def registration(
         store,
         KEYS,
         CONFIG,
-        record,
+        OwnNode(record),
         ttl_ms=TTL_MS,
         judge=judge,
         on_alive=on_alive,

@@ -26,6 +26,8 @@ from bench.jobs.resize import fewest_bytes
 from bench.programs import ProgramFailed, Unavailable, Workshop, run_program
 from bench.run import commands_of, figures_of, main, run_group
 
+pytestmark = pytest.mark.gates
+
 AT_LEAST = Target("speed", "speed over the other's", 0.7)
 AT_MOST = Target("memory", "bytes over payload", 1.3, at_most=True)
 

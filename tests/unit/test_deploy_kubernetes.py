@@ -16,7 +16,7 @@ import yaml
 from backstay._version import __version__
 from backstay.config import ServerConfig
 from backstay.job_spec import JobSpec
-from backstay.master.kubernetes.names import MASTER, PSERVER, SCHEDULE, WORKER, labels_of
+from backstay.kubernetes.names import MASTER, PSERVER, SCHEDULE, WORKER, labels_of
 from backstay.pserver.ctl.cli import main
 from tests.manifests import KUBERNETES, Object, environment, named, pods_of, problems, rendered
 from tests.manifests import require_kubectl as found_kubectl

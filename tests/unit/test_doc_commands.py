@@ -19,6 +19,8 @@ from backstay.master.job_file import load_job, parse_value
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.serve_cli import main as pserver
 
+pytestmark = pytest.mark.gates
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS: dict[str, click.Command] = {
     "backstay": backstay,

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from backstay.cli.kubernetes_manifest import objects_of
+from backstay.kubernetes.manifest import objects_of
 from backstay.master.job_file import load_job
 from bench.experiments.job_files import FIRST_BATCH, MODEL, JobShape, job_settings, paced_model
 from bench.experiments.outcome import (
@@ -34,6 +34,8 @@ from bench.experiments.plan import (
 )
 from bench.experiments.plot import Line, svg, ticks
 from bench.experiments.run import Sizes, parse_arguments
+
+pytestmark = pytest.mark.gates
 
 NUMBERS = sorted(TARGETS)
 

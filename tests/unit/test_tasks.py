@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from backstay import tasks
-from backstay.tasks import end_tasks, turns
+from backstay.backoff import Backoff
+from backstay.tasks import end_tasks, turns, until_answered
 
 
 async def _misses_cancellations(count: int) -> None:
@@ -60,3 +61,27 @@ def test_a_loop_that_stands_still_is_told_from_one_that_turns() -> None:
         return turning, found[0]
 
     assert asyncio.run(ask()) == (True, False)
+
+
+def test_it_asks_until_there_is_an_answer_and_says_each_new_reason_once() -> None:
+    failures = [OSError("a"), OSError("a"), OSError(""), OSError("b")]
+    said = []
+
+    async def ask() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "yes"
+
+    answer = asyncio.run(
+        until_answered(ask, Backoff(0, 0), OSError, lambda error: said.append(str(error)))
+    )
+    assert answer == "yes"
+    assert said == ["a", "", "b"]
+
+
+def test_an_error_that_waiting_does_not_cure_is_raised() -> None:
+    async def ask() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        asyncio.run(until_answered(ask, Backoff(0, 0), OSError, print))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.gates
+
 ROOT = Path(__file__).resolve().parents[2]
 INTERNALS = ROOT / "docs" / "internals"
 STEP = re.compile(r"^\d+\. `([^`]+)` (`[^`]+`(?:, `[^`]+`)*):", re.MULTILINE)

@@ -5,16 +5,17 @@ May import the client and numpy; no framework. Knows nothing of embeddings or of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay import tables
+from backstay.trainer.adapter.framework import Tensor, Tensors
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 
@@ -39,22 +40,32 @@ def made_groups() -> Iterator[list[DenseGroup]]:
         _made.reset(token)
 
 
-class DenseParameter(Protocol):
-    """A float32 parameter of a framework, seen as flat numbers in main memory."""
+@dataclass(frozen=True)
+class DenseParameter:
+    """A float32 parameter of a framework, seen as flat numbers in main memory.
 
-    @property
-    def name(self) -> str:
-        """Its own among the parameters of one optimizer; the same in every trainer."""
+    Attributes:
+        tensors: Those of the framework.
+        tensor: The parameter, on any device.
+        name: Its own among the parameters of one optimizer; the same in every trainer.
+    """
+
+    tensors: Tensors
+    tensor: Tensor
+    name: str
 
     @property
     def elements(self) -> int:
         """How many numbers it has."""
+        return math.prod(self.tensor.shape)
 
     def value(self) -> NDArray[np.float32]:
         """Return its numbers as they are now, in row-major order; the shape does not matter."""
+        return self.tensors.view(self.tensor)
 
     def load(self, values: NDArray[np.float32]) -> None:
         """Replace its numbers by these, [elements], which are copied."""
+        self.tensors.assign(self.tensor, values)
 
 
 @dataclass(frozen=True)

@@ -1,110 +1,161 @@
-"""Rows of an export for a framework's inference layers, in numpy.
+"""Rows of an export, and the layers for inference that look them up.
 
-May import ``backstay.checkpoint`` and numpy; knows no framework and no client.
+A framework's class inherits a layer beside the framework's own and gives it its ``tensors``. May
+import ``backstay.checkpoint`` and numpy; knows no framework and no client.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay.checkpoint.export_reader import RowsByKey, Unknown, pulled
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.trainer.adapter.lookup import Bags, bag_of_each_key
+from backstay.trainer.adapter.framework import Tensor, Tensors
+from backstay.trainer.adapter.lookup import Bags, Mode, bag_of_each_key, checked_mode
 
-__all__ = ["ExportedBags", "ExportedRows", "sorted_rows"]
+__all__ = ["CopiedEmbedding", "MappedEmbedding", "MappedEmbeddingBag", "sorted_rows"]
 
 
-class ExportedRows:
-    """The rows of one layer; ``str`` of it is what ``print(model)`` shows of the layer."""
+class MappedEmbedding:
+    """Looks rows up in the file of an export, which stays where it is.
 
-    def __init__(self, table: RowsByKey, padding: int | None, unknown: Unknown) -> None:
-        """Prepare.
+    Takes no memory of its own, and processes that serve the same model share what they read. Not
+    for compilers of models (``torch.compile``, ``paddle.jit``): the lookup is not the framework's.
 
-        Args:
-            table: Where from.
-            padding: The id that means "nothing here".
-            unknown: What an id gets that training has not met: see ``ExportedTable.lookup``.
-        """
-        self.table = table
-        self.padding = padding
-        self.unknown = unknown
+    Args:
+        table: From ``backstay.checkpoint.export_reader``.
+        padding_idx: The id that is answered with zeros.
+        unknown: What an id gets that training has not met: see ``ExportedTable.lookup``.
+    """
 
-    def __str__(self) -> str:
-        """Return what people see of it."""
-        return f"table={self.table.spec.name!r}, rows={len(self.table)}, dim={self.table.dim}"
+    tensors: ClassVar[Tensors]
 
-    def rows(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return rows, float32 [*keys.shape, dim]. The row of ``padding`` is 0 without a look.
+    def __init__(
+        self, table: RowsByKey, padding_idx: int | None = None, *, unknown: Unknown = "zeros"
+    ) -> None:
+        super().__init__()
+        self._table = table
+        self._padding = padding_idx
+        self._unknown = unknown
 
-        Args:
-            keys: Ids of any shape.
+    def forward(self, ids: Any) -> Tensor:
+        """Return the rows of ``ids``, float32 [*ids.shape, dim], on their device.
 
         Raises:
             InvalidRequest: An id has no row, and ``unknown`` is "refuse".
         """
-        if self.padding is None:
-            return self.table.lookup(keys, unknown=self.unknown)
-        rows = np.zeros((*keys.shape, self.table.dim), np.float32)
-        present = keys != self.padding
-        rows[present] = self.table.lookup(keys[present], unknown=self.unknown)
-        return rows
+        keys = self.tensors.keys(ids)
+        if self._padding is None:
+            return self.tensors.sharing(self._table.lookup(keys, unknown=self._unknown), ids)
+        rows = np.zeros((*keys.shape, self._table.dim), np.float32)
+        present = keys != self._padding
+        rows[present] = self._table.lookup(keys[present], unknown=self._unknown)
+        return self.tensors.sharing(rows, ids)
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows of this layer."""
+        table = self._table
+        return f"table={table.spec.name!r}, rows={len(table)}, dim={table.dim}"
 
 
-class ExportedBags(ExportedRows):
-    """The rows of one layer that sums or averages bags; ``padding`` does not count."""
+class MappedEmbeddingBag(MappedEmbedding):
+    """Sums or averages the rows of each bag, as the adapter's ``EmbeddingBag`` does.
+
+    Args:
+        table: From ``backstay.checkpoint.export_reader``.
+        padding_idx: The id that does not count.
+        mode: "sum" or "mean"; an empty bag gives zeros.
+        include_last_offset: The last of the offsets is the number of ids and begins no bag.
+        unknown: What an id gets that training has not met: see ``ExportedTable.lookup``.
+
+    Raises:
+        ConfigError: The mode is neither "sum" nor "mean".
+    """
 
     def __init__(
         self,
         table: RowsByKey,
-        padding: int | None,
-        unknown: Unknown,
-        mode: Literal["sum", "mean"],
+        padding_idx: int | None = None,
+        *,
+        mode: Mode = "mean",
+        include_last_offset: bool = False,
+        unknown: Unknown = "zeros",
     ) -> None:
-        """Prepare.
+        super().__init__(table, padding_idx, unknown=unknown)
+        self.mode = checked_mode(mode)
+        self.include_last_offset = include_last_offset
 
-        Raises:
-            ConfigError: The mode is neither "sum" nor "mean".
-        """
-        if mode not in ("sum", "mean"):
-            raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
-        super().__init__(table, padding, unknown)
-        self.mode = mode
-
-    def __str__(self) -> str:
-        """Return what people see of it."""
-        return f"{super().__str__()}, mode={self.mode!r}"
-
-    def bags(
-        self,
-        keys: NDArray[np.int64],
-        starts: NDArray[np.int64] | None,
-        weights: NDArray[np.float32] | None = None,
-    ) -> NDArray[np.float32]:
-        """Return one row a bag, float32 [bags, dim]; empty bags are 0.
+    def forward(
+        self, ids: Any, offsets: Any = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Return one row a bag, float32 [bags, dim], on the device of ``ids``.
 
         Args:
-            keys: [bags, n]; or flat, with ``starts``.
-            starts: Where each bag begins in the flat keys: [bags], from 0, never falling.
-            weights: A factor for each key, of the shape of ``keys``.
+            ids: [bags, n], short bags filled with ``padding_idx``; or flat with ``offsets``.
+            offsets: Where each bag begins in the flat ids.
+            per_sample_weights: A factor for each id, with mode "sum" only.
 
         Raises:
-            InvalidRequest: Shapes do not fit, or an id has no row and ``unknown`` is "refuse".
+            InvalidRequest: Shapes and offsets do not fit, weights come with mode "mean", or an id
+                has no row and ``unknown`` is "refuse".
         """
+        keys = self.tensors.keys(ids)
+        starts = None if offsets is None else self.tensors.keys(offsets)
+        if starts is not None and self.include_last_offset:
+            starts = starts[:-1]
         bag_of_key, bags = bag_of_each_key(keys, starts)
-        if weights is not None and weights.shape != keys.shape:
+        present = np.ones(keys.shape, np.bool_) if self._padding is None else keys != self._padding
+        rows = self._table.lookup(keys[present], unknown=self._unknown)
+        if per_sample_weights is not None:
+            rows = rows * self._weights(per_sample_weights, keys)[present][:, None]
+        counts = np.bincount(bag_of_key[present.reshape(-1)], minlength=bags)
+        return self.tensors.sharing(Bags(counts, self.mode == "mean").combine(rows), ids)
+
+    def _weights(self, given: Tensor, keys: NDArray[np.int64]) -> NDArray[np.float32]:
+        if self.mode != "sum":
+            raise InvalidRequest("per_sample_weights need mode='sum', as in PyTorch")
+        weights = self.tensors.gradient(given)
+        if weights.shape != keys.shape:
             raise InvalidRequest(
                 f"the weights have the shape {weights.shape}, the ids {keys.shape}"
             )
-        keys = keys.reshape(-1)
-        present = np.ones(keys.shape, np.bool_) if self.padding is None else keys != self.padding
-        rows = self.table.lookup(keys[present], unknown=self.unknown)
-        if weights is not None:
-            rows = rows * weights.reshape(-1)[present][:, None]
-        counts = np.bincount(bag_of_key[present], minlength=bags)
-        return Bags(counts, self.mode == "mean").combine(rows)
+        return weights
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows of this layer."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"
+
+
+class CopiedEmbedding:
+    """Holds all rows in tensors: on any device, in ``state_dict()``, for compilers of models.
+
+    Ids that training has not met, and ``padding_idx``, are answered with zeros.
+
+    Args:
+        table: From ``backstay.checkpoint.export_reader``; not needed afterwards.
+        padding_idx: The id that is answered with zeros.
+
+    Raises:
+        ConfigError: The table has no rows.
+    """
+
+    tensors: ClassVar[Tensors]
+    register_buffer: Any
+    keys: Tensor
+    weight: Tensor
+
+    def __init__(self, table: RowsByKey, padding_idx: int | None = None) -> None:
+        super().__init__()
+        keys, rows = sorted_rows(table, padding_idx)
+        self.register_buffer("keys", self.tensors.of_any(keys))
+        self.register_buffer("weight", self.tensors.of_any(rows))
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows of this layer."""
+        return f"rows={self.keys.shape[0]}, dim={self.weight.shape[-1]}"
 
 
 def sorted_rows(

@@ -6,17 +6,20 @@ Imports numpy and the errors. Knows no framework and holds no connection.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.errors import InvalidRequest
+from backstay.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from backstay.trainer.table import KeyBatch
 
-__all__ = ["Bags", "Lookup", "bag_of_each_key", "keys_of"]
+__all__ = ["Bags", "Lookup", "Mode", "bag_of_each_key", "checked_mode", "keys_of"]
+
+# How the rows of a bag are combined.
+Mode: TypeAlias = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,17 @@ def keys_of(ids: NDArray[Any]) -> NDArray[np.int64]:
     if ids.dtype.kind not in "iu":
         raise InvalidRequest(f"ids must be integers, these are {ids.dtype}")
     return ids.astype(np.int64, copy=False)
+
+
+def checked_mode(mode: Mode) -> Mode:
+    """Return how the rows of a bag are combined.
+
+    Raises:
+        ConfigError: In no way that there is.
+    """
+    if mode not in ("sum", "mean"):
+        raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
+    return mode
 
 
 def bag_of_each_key(

@@ -12,23 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.errors import BackstayError, ConfigError
+from backstay.errors import BackstayError
 from backstay.trainer.adapter.dense import DenseGroup
 from backstay.trainer.adapter.server_rows import ServerRows
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 
-__all__ = [
-    "WRAPPED",
-    "PushCycle",
-    "check_steps_in_flight",
-    "refuse_embeddings",
-    "refuse_wrapped",
-]
-
-STEPS_IN_FLIGHT_MAX = 16
-# The mark on a framework's optimizer that has been wrapped: a second wrapper would push twice.
-WRAPPED = "_backstay_wrapped"
+__all__ = ["PushCycle"]
 
 
 class PushCycle:
@@ -160,44 +150,3 @@ class PushCycle:
     def _load(self, fresh: list[Pending[NDArray[np.float32]]]) -> None:
         for group, values in zip(self._dense, fresh, strict=False):
             group.load(values.result())
-
-
-def check_steps_in_flight(steps_in_flight: int) -> None:
-    """Refuse a number of steps out of range.
-
-    Raises:
-        ConfigError: It is not 0 to 16.
-    """
-    if not 0 <= steps_in_flight <= STEPS_IN_FLIGHT_MAX:
-        raise ConfigError(
-            f"steps_in_flight is {steps_in_flight}; it must be 0 to {STEPS_IN_FLIGHT_MAX}"
-        )
-
-
-def refuse_wrapped(optimizer: object) -> None:
-    """Refuse a framework's optimizer that a ``DistributedOptimizer`` has already.
-
-    Raises:
-        ConfigError: It has.
-    """
-    if hasattr(optimizer, WRAPPED):
-        raise ConfigError(
-            "this optimizer is wrapped in a DistributedOptimizer already: use that one, or "
-            "make a new optimizer"
-        )
-
-
-def refuse_embeddings(layers: Sequence[ServerRows], client: Client) -> None:
-    """Refuse layers that an optimizer of this client cannot have, before any table is made.
-
-    Raises:
-        ConfigError: One has another client, or an optimizer.
-    """
-    for layer in layers:
-        if layer.client is not client:
-            raise ConfigError(
-                f"the embedding {layer.table_name!r} and this optimizer have different clients; "
-                "make both in one session, or pass the same client= to both"
-            )
-        if layer.has_optimizer:
-            raise ConfigError(f"the embedding {layer.table_name!r} has an optimizer already")

@@ -10,20 +10,21 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backstay import tables
 from backstay.errors import ConfigError, InvalidRequest, UnknownTable
+from backstay.trainer.adapter.framework import Tensor, Tensors
 from backstay.trainer.adapter.lookup import Bags, Lookup, bag_of_each_key
 from backstay.trainer.arrays import Keys, sum_by_key
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 
-__all__ = ["RowGradients", "ServerRows", "described_optimizer"]
+__all__ = ["RowGradients", "ServerRows"]
 
 # Batches that may be fetched ahead; the oldest is forgotten beyond that.
 PREFETCHED_BATCHES_MAX = 8
@@ -52,12 +53,22 @@ class RowGradients(NamedTuple):
 
 
 class ServerRows:
-    """Rows on the pservers, as the base of a framework's layer.
+    """Rows on the pservers, as the base of a framework's layer: arrays in, arrays out.
 
-    A layer inherits it beside its framework's class and calls ``_set_up`` when that is ready.
+    A layer inherits it beside its framework's class and calls ``_set_up_rows`` when that is ready.
+
+    Attributes:
+        tensors: Those of the framework.
+        handle: Stands among the parameters of the model for the rows: by this the optimizer that is
+            given the model's parameters finds the layer.
+        padding_idx: The id that is answered with zeros and never travels.
     """
 
-    def _set_up(
+    tensors: ClassVar[Tensors]
+    handle: Tensor
+    padding_idx: int | None
+
+    def _set_up_rows(
         self,
         client: Client,
         spec: tables.TableSpec,
@@ -138,7 +149,7 @@ class ServerRows:
             counts = self._counts(lookups, clicks)
             if counts is not None:
                 _, counts = sum_by_key(_keys_of(lookups), counts)
-            return self._row_gradients(keys, self._to_array(merged), counts)
+            return self._row_gradients(keys, self.tensors.gradient(merged), counts)
         pairs = self._take_collected()
         if not pairs:
             return None
@@ -160,10 +171,10 @@ class ServerRows:
             keys, gradients = self._end_to_end(pairs)
             if self._merged is not None:
                 keys = np.concatenate([self._merged[0], keys])
-                gradients = np.concatenate([self._to_array(self._merged[1]), gradients])
+                gradients = np.concatenate([self.tensors.gradient(self._merged[1]), gradients])
             keys, gradients = sum_by_key(keys, gradients)
             self._merged_lookups += [lookup for lookup, _ in pairs]
-            self._merged = keys, self._to_tensor(gradients)
+            self._merged = keys, self.tensors.sharing(gradients, self.handle)
         return None if self._merged is None else self._merged[1]
 
     def set_gradient(self, gradient: Any | None) -> None:
@@ -198,14 +209,6 @@ class ServerRows:
         """What ``print(model)`` shows of this layer."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"table={self.table_name!r}, dim={self._dim}{padding}"
-
-    def _saving_warning(self) -> str:
-        """What a user is told who saves a model that holds this layer."""
-        return (
-            f"state_dict() holds no row of the embedding {self.table_name!r}: its rows are on the "
-            "pservers. Save them with session.client.checkpoints.save(), or pull the ids you know: "
-            f"session.client.pull({self.table_name!r}, ids)"
-        )
 
     def _lookup_of(self, keys: NDArray[np.int64]) -> Lookup:
         """Return the lookup of ids of any shape; ``keys`` are the layer's own from now on."""
@@ -308,14 +311,6 @@ class ServerRows:
         except InvalidRequest as error:
             raise InvalidRequest(f"the embedding {self.table_name!r}: {error}") from None
 
-    def _to_tensor(self, gradient: NDArray[np.float32]) -> Any:
-        """Return an array as a tensor of the framework."""
-        raise NotImplementedError
-
-    def _to_array(self, gradient: Any) -> NDArray[np.float32]:
-        """Return a tensor of the framework as an array."""
-        raise NotImplementedError
-
     def _prepare(self, keys: NDArray[np.int64]) -> KeyBatch | None:
         return self._client.prepare(keys) if keys.size else None
 
@@ -337,20 +332,6 @@ class ServerRows:
                 )
             self._table = table
         return self._table
-
-
-def described_optimizer(
-    own: tables.Optimizer | None, compensation: tables.Compensation | None
-) -> tables.Optimizer | None:
-    """Return the optimizer in a layer's description; one that has none of its own gets it later.
-
-    Args:
-        own: The layer's.
-        compensation: The layer's; what stands there until then must go with it.
-    """
-    if own is None and isinstance(compensation, tables.AdaptiveRevision):
-        return tables.Adagrad(0.01)
-    return own
 
 
 def _keys_of(lookups: Sequence[Lookup]) -> Keys:

@@ -1,12 +1,14 @@
-"""Which of a model's own embeddings move to the servers, for the adapters' ``swap_embeddings``.
+"""Embeddings of a model's own put on the pservers: which of them, and how.
 
-Imports numpy, the table descriptions and the errors; knows no framework and changes no model.
+May import the table descriptions and the client; a framework says what its layers are. Looks at
+weights, to see that no code has set them, and carries none of them over.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,116 @@ from numpy.typing import NDArray
 
 from backstay import tables
 from backstay.errors import ConfigError
+from backstay.trainer.adapter.framework import Framework, Module, PlainEmbedding
+from backstay.trainer.client import Client
 
-__all__ = ["is_drawn_from", "is_to_swap"]
+__all__ = ["Swapper", "is_drawn_from", "is_to_swap"]
 
 # Weights looked at to tell whether a layer's initializer is what it is taken for.
 SAMPLE = 65_536
 # The Kolmogorov-Smirnov distance of n numbers from their own distribution is above this over
 # sqrt(n) once in 10^9 times: sqrt(ln(2 / 1e-9) / 2).
 KS_LIMIT = 3.27
+
+
+class Swapper:
+    """Puts the embeddings of a framework's models on the pservers."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def swap_embeddings(
+        self,
+        module: Module,
+        *,
+        over_bytes: int,
+        client: Client | None = None,
+        seed: int = 0,
+        storage: tables.Storage = "float32",
+    ) -> list[str]:
+        """Replace embedding layers of the framework's own by those of its adapter.
+
+        Replaced is a layer that trains and whose weight is larger than ``over_bytes`` or has
+        ``sparse=True``. Make the optimizer afterwards. The servers draw the rows themselves: for
+        Paddle with the initializer of the layer's ``weight_attr``, for PyTorch from Normal(0, 1),
+        its default. For another distribution in PyTorch set ``layer.server_initializer``, say to
+        ``tables.Normal(0, 0.01)``, beside the code that initialises the weight.
+
+        Args:
+            module: The model, changed in place. Other arguments and the mode of its layers stay.
+            over_bytes: Larger weights move, of any float32 embedding.
+            client: Default: that of the open session, which is asked for only if a layer moves.
+            seed: Of the initial values; the same in every trainer.
+            storage: Of the weights on the servers.
+
+        Returns:
+            The paths of the replaced layers in the model, which are the names of their tables
+            (after the session's job): the same in every trainer that makes the same model.
+
+        Raises:
+            ConfigError: A layer above ``over_bytes`` cannot be replaced: its initializer is one
+                that the servers do not have, its weights were set in another way, are shared with
+                another layer or of another type, or it uses something else that servers do not
+                know. The message names it and says what to do.
+        """
+        framework = self._framework
+        chosen = []
+        for path, layer in framework.modules(module):
+            plain = framework.plain_embedding(layer)
+            if plain is not None and is_to_swap(
+                path,
+                weight_bytes=math.prod(plain.weight.shape) * plain.weight.element_size(),
+                sparse=plain.sparse,
+                trains=framework.tensors.trains(plain.weight),
+                over_bytes=over_bytes,
+                obstacle=partial(self._obstacle, module, path, layer, plain),
+            ):
+                chosen.append((path, layer, plain))
+        # All made before the first is put in: a refusal leaves the model as it is.
+        swaps = []
+        for path, layer, plain in chosen:
+            try:
+                twin = plain.twin(name=path, client=client, seed=seed, storage=storage)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"the embedding {path!r} cannot move to the servers: {error}"
+                ) from error
+            swaps.append((layer, twin))
+        for layer, twin in swaps:
+            for _, parent in framework.modules(module):
+                for name, child in list(framework.children(parent).items()):
+                    if child is layer:  # a layer may have several places
+                        setattr(parent, name, twin)
+        return [path for path, _, _ in chosen]
+
+    def _obstacle(
+        self, module: Module, path: str, layer: Module, plain: PlainEmbedding
+    ) -> str | None:
+        """Return why a layer cannot move and what to do; None: it can."""
+        framework = self._framework
+        if not path:
+            return "it is the model itself; make it a part of one"
+        if plain.obstacle is not None:
+            return plain.obstacle
+        if plain.weight.dtype != framework.tensors.float32:
+            return f"its weights are {plain.weight.dtype}, the servers compute in float32"
+        for _, other in framework.modules(module):
+            if other is not layer and any(
+                parameter is plain.weight for parameter in framework.own_parameters(other)
+            ):
+                return f"its weight is shared with a {type(other).__name__}"
+        if plain.initializer is None:
+            return None
+        try:
+            initializer = plain.initializer()
+        except ConfigError as error:
+            return str(error)
+        if is_drawn_from(initializer, framework.tensors.view(plain.weight), plain.padding_idx):
+            return None
+        return (
+            f"its weights are not drawn from {initializer}, {plain.source}, and the servers draw "
+            f"rows themselves: {plain.otherwise}"
+        )
 
 
 def is_to_swap(

@@ -1,53 +1,33 @@
 """The optimizers of a model file: one, or several with each parameter in exactly one of them.
 
-Imports the definition and the errors; no framework.
+Imports the definition and the adapter's neutral parts; no framework.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from backstay.errors import ConfigError
 from backstay.job.model_definition import ModelDefinition
 from backstay.listing import listed
+from backstay.trainer.adapter.optimizer import ServerOptimizer
 
 __all__ = [
     "CombinedOptimizer",
-    "StepOptimizer",
     "check_each_has_one",
     "made_optimizers",
     "rates_of",
 ]
 
 
-class StepOptimizer(Protocol):
-    """The adapters' ``DistributedOptimizer``, as far as a program uses it."""
-
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """The tables that ``step`` pushes to, in the order in which they were made."""
-
-    def begin_step(self, *, clicks: Any = None) -> bool:
-        """Send all gradients since the last step; return whether there was one."""
-
-    def end_step(self) -> None:
-        """Wait for the pushes as far as it is asked for, and load dense values."""
-
-    def synchronize(self) -> None:
-        """Wait for the pushes, then load the dense values."""
-
-    def abandon(self) -> int:
-        """Forget gradients and pushes under way; return how many of these failed."""
-
-
 class CombinedOptimizer:
     """Several optimizers of one model: their pushes are under way together."""
 
-    def __init__(self, members: Sequence[StepOptimizer]) -> None:
+    def __init__(self, members: Sequence[ServerOptimizer]) -> None:
         self._members = tuple(members)
         # The parameters that had a gradient in the step that was begun last.
-        self._begun: list[StepOptimizer] = []
+        self._begun: list[ServerOptimizer] = []
 
     @property
     def table_names(self) -> tuple[str, ...]:

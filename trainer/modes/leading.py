@@ -258,7 +258,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
 
     async def _serve(self) -> None:
         server = ControlServer(self._listening)
-        sync_pb2_grpc.add_SyncServiceServicer_to_server(self, server.server)
+        sync_pb2_grpc.add_SyncServiceServicer_to_server(self, server.services)
         await server.start(["backstay.v1.SyncService"])
         await server.set_serving()
         self._server, self.address = server, server.address

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from backstay.backoff import Backoff
 from backstay.errors import TaskLeaseLost
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer.client import Client
@@ -22,8 +23,7 @@ __all__ = ["StalenessGate", "clock_of", "row_of"]
 
 # A float32 counts to 2**24 exactly: a clock stands in two of them.
 LIMB = 1 << 24
-FIRST_PAUSE_S = 0.001
-MAX_PAUSE_S = 0.02
+LOOK = Backoff(first_s=0.001, longest_s=0.02)
 # A worker that took longer than this for a step looks how far the others are.
 CATCH_UP_S = 1.0
 
@@ -113,7 +113,7 @@ class StalenessGate:
             self.clock = max(self.clock, self._behind(clocks))
         self.clock += 1
         self._write(self.clock + 1)
-        pause_s = FIRST_PAUSE_S
+        looks = LOOK.begin()
         while self.clock - self._known_least() > self._staleness:
             if self._is_unwanted():
                 raise TaskLeaseLost(
@@ -121,8 +121,7 @@ class StalenessGate:
                 )
             self._least = min(self._read(self._others()), default=self.clock)
             if self.clock - self._least > self._staleness:
-                self._pause.wait(pause_s)
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                self._pause.wait(looks.next_s())
         self._stepped_s = self._now()
 
     def _behind(self, clocks: Collection[int]) -> int:

@@ -7,16 +7,30 @@ What a server cannot do the same way is refused, so that no setting is dropped i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import paddle
+from paddle.optimizer import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Momentum,
+    Optimizer,
+    RMSProp,
+)
+from paddle.optimizer.lr import LRScheduler
 
 from backstay import tables
 from backstay.errors import ConfigError
+from backstay.trainer.adapter.translation import rate_of_table, translation_of
 
 __all__ = ["base_learning_rate", "initializer_of", "optimizer_of"]
 
-SUPPORTED_OPTIMIZERS = "SGD, Momentum, Adadelta, Adagrad, Adam, Adamax, AdamW and RMSProp"
 SUPPORTED_INITIALIZERS = (
     "Constant, Uniform, Normal, TruncatedNormal, XavierUniform and XavierNormal"
 )
@@ -24,26 +38,19 @@ SUPPORTED_INITIALIZERS = (
 UNCUT_STD = 5.0
 
 
-def base_learning_rate(optimizer: paddle.optimizer.Optimizer) -> float:
-    """Return the rate that is written into the tables; each push scales it to the current one.
-
-    It must be the same in every trainer, whenever it joins, so it is the scheduler's first rate
-    and not its current one; 1.0 where that is 0 (warm-up).
-    """
+def base_learning_rate(optimizer: Optimizer) -> float:
+    """Return the rate that is written into the tables."""
     rate = optimizer._learning_rate
-    if isinstance(rate, paddle.optimizer.lr.LRScheduler):
-        rate = rate.base_lr
-    rate = float(rate)
-    return rate if rate > 0.0 else 1.0
+    return rate_of_table(float(rate.base_lr if isinstance(rate, LRScheduler) else rate))
 
 
 def optimizer_of(
-    optimizer: paddle.optimizer.Optimizer, *, rate: float, decay: bool = True, sparse: bool = False
+    optimizer: Optimizer, *, rate: float, decay: bool = True, sparse: bool = False
 ) -> tables.Optimizer:
     """Return the table optimizer that does what a Paddle optimizer does.
 
     Args:
-        optimizer: One of SGD, Momentum, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSProp.
+        optimizer: One of the keys of ``_TRANSLATIONS``.
         rate: The learning rate to write into it.
         decay: False: without AdamW's weight decay.
         sparse: For the rows of an embedding: Adam's ``lazy_mode`` counts.
@@ -51,54 +58,68 @@ def optimizer_of(
     Raises:
         ConfigError: Another optimizer, or a setting that the servers do not have.
     """
-    of = paddle.optimizer
     if getattr(optimizer, "_lr_ratio", None) is not None:
         raise ConfigError("AdamW(lr_ratio=...) is not supported; use ParamAttr(learning_rate=...)")
-    # The exact class counts: a subclass may compute something else.
-    kind = type(optimizer)
-    if kind is of.SGD:
-        return tables.SGD(rate)
-    if kind is of.Momentum:
-        if optimizer._rescale_grad != 1.0:
-            raise ConfigError("Momentum(rescale_grad=...) is not supported; scale the loss")
-        return tables.Momentum(rate, momentum=optimizer._momentum, nesterov=optimizer._use_nesterov)
-    if kind is of.Adagrad:
-        return tables.Adagrad(
-            rate,
-            epsilon=optimizer._epsilon,
-            initial_accumulator=optimizer.initial_accumulator_value,
-        )
-    if kind in (of.Adam, of.AdamW):
-        return _adam_of(optimizer, rate, decay=decay and kind is of.AdamW, sparse=sparse)
-    if kind is of.Adamax:
-        return tables.Adamax(rate, **_betas(optimizer), epsilon_on_maximum=True)
-    if kind is of.Adadelta:
-        return tables.Adadelta(rate, rho=optimizer._rho, epsilon=optimizer._epsilon)
-    if kind is of.RMSProp:
-        return tables.RMSProp(
-            rate,
-            rho=optimizer._rho,
-            epsilon=optimizer._epsilon,
-            momentum=optimizer._momentum,
-            centered=optimizer._centered,
-            epsilon_inside_sqrt=True,  # Paddle's form; PyTorch adds it outside
-        )
-    raise ConfigError(f"{_name(optimizer)} does not run on the servers; {SUPPORTED_OPTIMIZERS} do")
+    translation = translation_of(_TRANSLATIONS, optimizer, "paddle.optimizer")
+    if type(optimizer) is AdamW and not decay:
+        translation = _adam
+    translated = translation(optimizer, rate)
+    if isinstance(translated, tables.Adam) and sparse and optimizer._lazy_mode:
+        # Dense parameters have every gradient in each step, whatever lazy_mode says.
+        return replace(translated, steps="global")
+    return translated
 
 
-def _adam_of(optimizer: Any, rate: float, *, decay: bool, sparse: bool) -> tables.Optimizer:
-    adam = _betas(optimizer)
-    decays = {"weight_decay": optimizer._weight_decay} if decay else {}
-    if optimizer._amsgrad:
-        return tables.AMSGrad(rate, **adam, **decays)
-    if decay:
-        return tables.AdamW(rate, **adam, **decays)
-    # Dense parameters have every gradient in each step, whatever lazy_mode says.
-    return tables.Adam(rate, **adam, steps="global" if sparse and optimizer._lazy_mode else "row")
+def _momentum(optimizer: Optimizer, rate: float) -> tables.Optimizer:
+    if optimizer._rescale_grad != 1.0:
+        raise ConfigError("Momentum(rescale_grad=...) is not supported; scale the loss")
+    return tables.Momentum(rate, momentum=optimizer._momentum, nesterov=optimizer._use_nesterov)
 
 
-def _betas(optimizer: Any) -> dict[str, Any]:
-    return {name: _number(optimizer, name) for name in ("beta1", "beta2", "epsilon")}
+def _adam(optimizer: Optimizer, rate: float) -> tables.Optimizer:
+    return (tables.AMSGrad if optimizer._amsgrad else tables.Adam)(rate, **_moments(optimizer))
+
+
+def _adamw(optimizer: Optimizer, rate: float) -> tables.Optimizer:
+    kind = tables.AMSGrad if optimizer._amsgrad else tables.AdamW
+    return kind(rate, **_moments(optimizer), weight_decay=optimizer._weight_decay)
+
+
+def _rmsprop(optimizer: Optimizer, rate: float) -> tables.Optimizer:
+    return tables.RMSProp(
+        rate,
+        rho=optimizer._rho,
+        epsilon=optimizer._epsilon,
+        momentum=optimizer._momentum,
+        centered=optimizer._centered,
+        epsilon_inside_sqrt=True,  # Paddle's form; PyTorch adds it outside
+    )
+
+
+def _moments(optimizer: Optimizer) -> dict[str, Any]:
+    moments = {name: getattr(optimizer, f"_{name}") for name in ("beta1", "beta2", "epsilon")}
+    for name, value in moments.items():
+        if not isinstance(value, int | float):
+            raise ConfigError(f"{_name(optimizer)}: {name} is a tensor; pass a number")
+    return {name: float(value) for name, value in moments.items()}
+
+
+_TRANSLATIONS: dict[type, Callable[[Optimizer, float], tables.Optimizer]] = {
+    SGD: lambda _, rate: tables.SGD(rate),
+    Momentum: _momentum,
+    Adadelta: lambda optimizer, rate: tables.Adadelta(
+        rate, rho=optimizer._rho, epsilon=optimizer._epsilon
+    ),
+    Adagrad: lambda optimizer, rate: tables.Adagrad(
+        rate, epsilon=optimizer._epsilon, initial_accumulator=optimizer.initial_accumulator_value
+    ),
+    Adam: _adam,
+    Adamax: lambda optimizer, rate: tables.Adamax(
+        rate, **_moments(optimizer), epsilon_on_maximum=True
+    ),
+    AdamW: _adamw,
+    RMSProp: _rmsprop,
+}
 
 
 def initializer_of(weight_attr: Any, num_embeddings: int | None, dim: int) -> tables.Initializer:
@@ -162,13 +183,6 @@ def _xavier(initializer: Any, num_embeddings: int | None, dim: int) -> tables.In
         gain=float(initializer._gain),
         distribution="uniform" if initializer._uniform else "normal",
     )
-
-
-def _number(optimizer: Any, field: str) -> float:
-    value = getattr(optimizer, f"_{field}")
-    if not isinstance(value, int | float):
-        raise ConfigError(f"{_name(optimizer)}: {field} is a tensor; pass a number")
-    return float(value)
 
 
 def _name(thing: Any) -> str:

@@ -19,9 +19,10 @@ from backstay.trainer.adapter.session import (
     init,
     set_session_factory,
 )
-from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
+from backstay.trainer.adapter.swapping import Swapper
+from backstay.trainer.torch.framework import FRAMEWORK
+from backstay.trainer.torch.layers import Embedding, EmbeddingBag
 from backstay.trainer.torch.optimizer import DistributedOptimizer
-from backstay.trainer.torch.swap import swap_embeddings
 
 __all__ = [
     "DistributedOptimizer",
@@ -34,3 +35,5 @@ __all__ = [
     "set_session_factory",
     "swap_embeddings",
 ]
+
+swap_embeddings = Swapper(FRAMEWORK).swap_embeddings

@@ -20,14 +20,13 @@ from backstay import lifeline
 from backstay.cluster.directory import reach
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig, required_endpoints
 from backstay.errors import BackstayError, ConfigError, TableConflict
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.logs import set_up_logging
 from backstay.trainer.worker.last_words import leave_last_words
 from backstay.trainer.worker.worker import Worker
 
 __all__ = ["main"]
 
-EXIT_FAILED = 1
 # A batch and the calls to the job master; then the job master takes the task from this worker.
 GRACE_S = 10.0
 
@@ -80,12 +79,12 @@ def run(endpoint: str | None, job: str, worker_id: str, explicit: Mapping[str, o
         signal.signal(signal.SIGINT, stop)
         reason = worker.run()
     except ConfigError as error:
-        return _failed(error, str(error), EXIT_WRONG_SETTING)
+        return _failed(error, str(error), ExitCode.WRONG_SETTING)
     except TableConflict as error:
         text = f"{error}; give the model the old settings, or the job another name"
-        return _failed(error, text, EXIT_WRONG_SETTING)
+        return _failed(error, text, ExitCode.WRONG_SETTING)
     except BackstayError as error:
-        return _failed(error, f"{type(error).__name__}: {error}", EXIT_FAILED)
+        return _failed(error, f"{type(error).__name__}: {error}", ExitCode.FAILED)
     except Exception as error:
         # Python tells it in the log, and ends with 1.
         leave_last_words(error)

@@ -19,7 +19,7 @@ from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.client import Client
-from backstay.trainer.model.frameworks import Program, adapter
+from backstay.trainer.model.program import Program, build, framework_of
 from backstay.trainer.registration import TrainerName
 from backstay.trainer.table import Table
 from backstay.trainer.worker.audit import RecordCounter
@@ -88,7 +88,7 @@ def connect(
         TableConflict: Another worker made a table with other settings.
         ServerUnavailable: No server answers.
     """
-    framework = adapter(definition.framework(spec.framework))
+    framework = framework_of(definition.framework(spec.framework))
     if spec.mode.kind in ("async", "bounded"):
         # Other workers change the rows while a batch is computed.
         config = replace(
@@ -114,7 +114,7 @@ def connect(
         )
         # It has the methods that adapters use; the session is the one place that is told.
         session.client = pace.stand_before(client)
-        program = framework.build(definition, session.client, spec)
+        program = build(framework, definition, session.client, spec)
         counter = RecordCounter(client, spec.name, terms.stream_job) if spec.audit else None
         names = [*program.tables(), *([counter.table_name] if counter else [])]
         tables = tuple(client.table(name) for name in names)

@@ -44,7 +44,7 @@ from backstay.schedule.orders import record_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import TaskTable, cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
-from backstay.trainer.model.frameworks import Program, adapter
+from backstay.trainer.model.program import Program, build, framework_of
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.other_tasks import OtherTasks, save
 from backstay.trainer.worker.scoring import AttemptScores, Scorer
@@ -209,8 +209,8 @@ class LocalRun:
         self._begin_s = self._reported_s = time.monotonic()
         before = set_session_factory(self._factory)
         try:
-            framework = adapter(self._definition.framework(self._spec.framework))
-            self._program = framework.build(self._definition, None, self._spec)
+            framework = framework_of(self._definition.framework(self._spec.framework))
+            self._program = build(framework, self._definition, None, self._spec)
             self._callbacks = Callbacks(
                 self._definition.make_callbacks(), self._program.set_learning_rate
             )
@@ -315,7 +315,7 @@ class LocalRun:
     def _advance(self) -> None:
         """Open and end rounds as the schedule says, evaluations with their metrics."""
         self._end_rounds()
-        while self._job.upkeep_due is not None:
+        while self._job.upkeeps.due is not None:
             self._see_to_rows()
             self._end_rounds()
 
@@ -329,7 +329,7 @@ class LocalRun:
 
     def _see_to_rows(self) -> None:
         """Decay and expire rows at the end of a pass, if layers of the model have servers."""
-        due = self._job.upkeep_due
+        due = self._job.upkeeps.due
         assert due is not None
         session, done = opened_session(), EndedPass(0, False)
         if session is not None:

@@ -20,7 +20,7 @@ from backstay.errors import ConfigError, DataUnavailable
 from backstay.job.callbacks import Callbacks, TrainEnd
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
-from backstay.trainer.model.frameworks import Program, predictions_of
+from backstay.trainer.model.program import Program, predictions_of
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.outputs import PredictionFiles
 from backstay.trainer.worker.task_feed import TaskFeed

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from backstay.errors import ConfigError
 from backstay.job.messages import Task
 from backstay.trainer.client import Client
-from backstay.trainer.model.frameworks import Program
+from backstay.trainer.model.program import Program
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.peers import Peers
 from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed
 
-__all__ = ["BoundedPace", "Follower", "GeoPace", "Pace"]
+__all__ = ["BoundedPace", "GeoPace", "Pace", "Participant"]
 
 
 @dataclass(frozen=True)
-class Follower:
+class Participant:
     """What a worker that takes part in another one's task brings.
 
     Attributes:
@@ -77,7 +77,7 @@ class Pace:
     def end_task(self) -> None:
         """The training task has ended, in any way."""
 
-    def follow(self, task: Task, program: Program, ways: Follower) -> int:
+    def follow(self, task: Task, program: Program, ways: Participant) -> int:
         """Take part in a task that another worker leads; return in how many steps.
 
         Raises:

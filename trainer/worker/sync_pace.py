@@ -31,7 +31,7 @@ from backstay.job.messages import Task
 from backstay.job_engine.stalls import clock_of_worker
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
-from backstay.trainer.model.frameworks import Program
+from backstay.trainer.model.program import Program
 from backstay.trainer.modes.gathering import (
     GatheringClient,
     Piece,
@@ -43,7 +43,7 @@ from backstay.trainer.modes.pieces import piece_of
 from backstay.trainer.modes.step_book import Contribution, Patience
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
-from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace
+from backstay.trainer.worker.pace import BoundedPace, GeoPace, Pace, Participant
 from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed
 
 __all__ = ["SyncPace", "pace_of"]
@@ -135,7 +135,7 @@ class SyncPace(Pace):
             return loss, None
         return loss, predictions_together([(one.piece, one.predictions) for one in parts])
 
-    def follow(self, task: Task, program: Program, ways: Follower) -> int:
+    def follow(self, task: Task, program: Program, ways: Participant) -> int:
         """Take part in a task until its leader ends it, drops this worker or is gone."""
         led = LedTask(task.round, task.number, task.attempt)
         followed = FollowedTask(

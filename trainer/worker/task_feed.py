@@ -23,7 +23,7 @@ from backstay.job.messages import Task
 from backstay.job.model_definition import Mode, ModelDefinition
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.schedule.rounds import RoundKind, data_of
-from backstay.trainer.model.frameworks import split_feed
+from backstay.trainer.model.batches import split_feed
 from backstay.trainer.worker.scoring import Groups, groups_of
 
 __all__ = [

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.addresses import parse_endpoints
+from backstay.backoff import Backoff
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
@@ -43,7 +44,7 @@ from backstay.trainer.worker.figures import Figures
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks
-from backstay.trainer.worker.pace import Follower, Pace
+from backstay.trainer.worker.pace import Pace, Participant
 from backstay.trainer.worker.scoring import Scorer
 from backstay.trainer.worker.sync_pace import pace_of
 from backstay.trainer.worker.task_ends import (
@@ -66,9 +67,10 @@ __all__ = ["Worker"]
 
 # Nothing this process does will change that.
 FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
-# The pause after an attempt that failed for passing reasons; doubled each time in a row.
-FIRST_PAUSE_S = 0.1
-LAST_PAUSE_S = 5.0
+# After an attempt at a task that failed for passing reasons.
+ATTEMPTS = Backoff(first_s=0.1, longest_s=5.0)
+# After a call that nobody answered, which was repeated for some time already.
+CALLS = Backoff(first_s=0.1, longest_s=1.0)
 
 T = TypeVar("T")
 
@@ -80,23 +82,23 @@ PATIENCE_S = 600.0
 _LOG = logging.getLogger(__name__)
 
 
-def until_answered(call: Callable[[], T], stop: threading.Event, pause_s: float) -> T:
+def until_answered(call: Callable[[], T], stop: threading.Event) -> T:
     """Make a call to the job master or the servers, again and again while there is none.
 
     Args:
         call: May be repeated.
         stop: Set: the next failure is the last.
-        pause_s: Between two tries.
 
     Raises:
         ServerUnavailable: There was none for ten minutes, or ``stop`` was set.
     """
-    until_s = time.monotonic() + PATIENCE_S
+    retries = CALLS.begin(until_s=time.monotonic() + PATIENCE_S)
     while True:
         try:
             return call()
         except PASSING as error:
-            if time.monotonic() > until_s or stop.is_set():
+            pause_s = retries.next_s()
+            if retries.is_over(time.monotonic()) or stop.is_set():
                 raise
             _LOG.warning("no answer: %s", error)
             stop.wait(pause_s)
@@ -134,7 +136,7 @@ class Worker:
         self._closer = StreamCloser(self._link)
         self._ends = TaskEnds(lambda work, loss: self._complete(work, loss=loss), self._closer)
         self._figures = Figures(self._link)
-        self._pause_s = FIRST_PAUSE_S
+        self._attempts = ATTEMPTS.begin()
         self._terms: JobTerms
         self._spec: JobSpec
         self._definition: ModelDefinition
@@ -266,7 +268,7 @@ class Worker:
                 self._train(work, connection)
             else:
                 self._do_other(work, connection)
-            self._pause_s = FIRST_PAUSE_S
+            self._attempts.reset()
         except Stopped:
             self._give_back(work, self._stop_reason)
             raise
@@ -349,7 +351,7 @@ class Worker:
 
     def _follow(self, task: Task) -> None:
         """Take part in the steps of a task that another worker leads."""
-        ways = Follower(
+        ways = Participant(
             lambda number: self._feeds.of(task, number),
             lambda: self._callbacks.batch_begins(self._figures.job_steps()),
             lambda: bool(self._told_to_stop()),
@@ -360,7 +362,7 @@ class Worker:
             connection = self._ready()
             connection.program.pass_begins(task.round)
             if self._pace.follow(task, connection.program, ways):
-                self._pause_s = FIRST_PAUSE_S
+                self._attempts.reset()
             else:
                 # The leader is gone, and the job master does not know it yet.
                 self._back_off()
@@ -422,7 +424,7 @@ class Worker:
 
     def _told(self, call: Callable[[], T]) -> T:
         """Make a call until it is answered; see ``until_answered``."""
-        return until_answered(call, self._stop, self._pause_s)
+        return until_answered(call, self._stop)
 
     def _train_batches(
         self, work: LeasedWork, connection: Connection, stream: TaskStream, feed: TaskFeed
@@ -585,8 +587,7 @@ class Worker:
         self._closer.shutdown()
 
     def _back_off(self) -> None:
-        self._stop.wait(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+        self._stop.wait(self._attempts.next_s())
 
     def _check_stop(self) -> None:
         if self._told_to_stop():

@@ -8,6 +8,8 @@
 
 mod check;
 pub mod lifetime;
+mod part;
+mod ranges;
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +23,8 @@ pub use check::{
     MAX_NAME_BYTES, MAX_RANK,
 };
 pub use lifetime::Lifetime;
+pub use part::Part;
+pub use ranges::{ranges, Span};
 
 /// Everything that decides the content of a table, given the pushes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -457,47 +457,47 @@ const HOSTILE: &[(&str, &str)] = &[
     (r#"{"nodes":[{"neg":-1}],"results":[0]}"#, "expected u32"),
     (
         r#"{"nodes":[],"results":[0]}"#,
-        "0 nodes; allowed: 1 to 256",
+        "result result is node 0, which does not exist",
     ),
     (
         r#"{"nodes":[{"input":"weights"},{"neg":1}],"results":[1]}"#,
-        "node 1 (neg) uses node 1; allowed: nodes before it",
+        "node 1: neg uses a node that does not stand before it",
     ),
     (
         r#"{"nodes":[{"input":"password"}],"results":[0]}"#,
-        r#"node 0 is the input "password"; allowed: one of weights, count, time, last_seen"#,
+        "node 0: no input 'password'; there are weights, count, time, last_seen",
     ),
     (
         r#"{"nodes":[{"setting":"c"}],"results":[0]}"#,
-        r#"node 0 is the setting "c"; allowed: one of a, b"#,
+        "node 0: no setting 'c'; there are a, b",
     ),
     (
         r#"{"nodes":[{"constant":1e31}],"results":[0]}"#,
-        "node 0 is the constant",
+        "node 0: the constant 1e31; allowed: up to 1e30",
     ),
     (
         r#"{"nodes":[{"input":"count"},{"sum":0}],"results":[0]}"#,
-        "node 1 (sum) is given one value for a row; allowed: a number for each element",
+        "node 1: sum of a number for the row; allowed: a number for each element",
     ),
     (
         r#"{"nodes":[{"input":"count"},{"not":0}],"results":[0]}"#,
-        "node 1 (not) is given a number; allowed: masks",
+        "node 1: not of a number; allowed: masks",
     ),
     (
         r#"{"nodes":[{"input":"count"},{"less":[0,0]},{"sqrt":1}],"results":[0]}"#,
-        "node 2 (sqrt) is given a mask; allowed: numbers",
+        "node 2: sqrt of a mask; allowed: numbers",
     ),
     (
         r#"{"nodes":[{"input":"count"},{"where":[0,0,0]}],"results":[0]}"#,
-        "node 1 (where) is given a number as its condition; allowed: a mask",
+        "node 1: where on a number; allowed: a mask",
     ),
     (
         r#"{"nodes":[{"input":"count"},{"less":[0,0]}],"results":[1]}"#,
-        "result result is a mask for the row; allowed: a number for each element of the row",
+        "the returned result is a mask for the row; allowed: a number for each element of the row",
     ),
     (
         r#"{"nodes":[{"input":"count"}],"results":[]}"#,
-        "0 results; expected result",
+        "it returns 0 values; expected result",
     ),
     (
         r#"{"nodes":[{"input":"count"}],"results":[7]}"#,
@@ -524,9 +524,19 @@ fn what_is_too_large_is_refused() {
     let check = |expression: &Expression| expression.check(&signature(number(Shape::Vector)));
     assert!(check(&chain(128)).is_ok());
     let deep = check(&chain(129)).unwrap_err().to_string();
-    assert!(deep.contains("node 129 (neg) has 129 nodes"), "{deep}");
-    let many = check(&chain(256)).unwrap_err().to_string();
-    assert_eq!(many, "257 nodes; allowed: 1 to 256");
+    assert!(
+        deep.contains("node 129: more than 128 operations one behind the other"),
+        "{deep}"
+    );
+    let many = Expression {
+        nodes: vec![Node::Input("weights".into()); 257],
+        results: vec![0],
+    };
+    let many = check(&many).unwrap_err().to_string();
+    assert_eq!(
+        many,
+        "more than 256 operations, inputs, settings and constants"
+    );
     let mut long = chain(1);
     long.nodes = vec![Node::Input("w".repeat(20_000))];
     let long = check(&long).unwrap_err().to_string();

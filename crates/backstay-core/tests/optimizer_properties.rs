@@ -3,43 +3,37 @@
 // What fails in a helper is a failed test; exact numbers are the point.
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
+use std::sync::LazyLock;
+
 use backstay_core::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
 use proptest::prelude::*;
-
-const ALL: [&str; 19] = [
-    r#"{"sgd": {"learning_rate": 0.1}}"#,
-    r#"{"momentum": {"learning_rate": 0.1}}"#,
-    r#"{"momentum": {"learning_rate": 0.1, "nesterov": true}}"#,
-    r#"{"adagrad": {"learning_rate": 0.1}}"#,
-    r#"{"adam": {}}"#,
-    r#"{"adamw": {}}"#,
-    r#"{"rmsprop": {}}"#,
-    r#"{"rmsprop": {"momentum": 0.9, "centered": true}}"#,
-    r#"{"rmsprop": {"centered": true, "epsilon_inside_sqrt": true}}"#,
-    r#"{"ftrl": {"learning_rate": 0.1, "l1": 0.01}}"#,
-    r#"{"ftrl": {"learning_rate": 0.1, "learning_rate_power": -0.7}}"#,
-    r#"{"adam": {"steps": "global"}}"#,
-    r#"{"adadelta": {}}"#,
-    r#"{"adamax": {}}"#,
-    r#"{"adamax": {"epsilon_on_maximum": true, "steps": "global"}}"#,
-    r#"{"amsgrad": {"weight_decay": 0.1}}"#,
-    r#"{"adagraddecay": {"learning_rate": 0.1, "decay": 0.5}}"#,
-    r#"{"rowwiseadagrad": {"learning_rate": 0.1}}"#,
-    r#"{"groupftrl": {"learning_rate": 0.1, "l1": 0.01, "l21": 0.1}}"#,
-];
+use serde_json::Value;
 
 /// Those whose step depends on the whole row.
 const ROW_WISE: [&str; 2] = ["rowwiseadagrad", "groupftrl"];
 
 const DIM: usize = 7;
 
-fn optimizers() -> Vec<Optimizer> {
-    let read = |json: &str| serde_json::from_str::<Optimizer>(json).unwrap();
-    let all: Vec<Optimizer> = ALL.iter().map(|json| read(json)).collect();
-    for name in Optimizer::NAMES {
-        assert!(all.iter().any(|one| one.name() == *name), "no {name} here");
-    }
-    all
+/// Every optimizer with every settings that it has vectors of; `optimizer_vectors.rs` misses none.
+fn optimizers() -> &'static [Optimizer] {
+    static ALL: LazyLock<Vec<Optimizer>> = LazyLock::new(|| {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/vectors/optimizers.json"
+        );
+        let text = std::fs::read_to_string(path).unwrap();
+        let vectors: Value = serde_json::from_str(&text).unwrap();
+        let cases = vectors["cases"].as_array().unwrap().iter();
+        let all = cases.map(|case| serde_json::from_value(case["optimizer"].clone()).unwrap());
+        let mut distinct: Vec<Optimizer> = Vec::new();
+        for optimizer in all {
+            if !distinct.contains(&optimizer) {
+                distinct.push(optimizer);
+            }
+        }
+        distinct
+    });
+    &ALL
 }
 
 /// Weights and state of one row, compared by bits.
@@ -88,12 +82,12 @@ proptest! {
     #[test]
     fn same_bytes_whatever_the_order_and_grouping_of_rows(pushes in pushes(), cut in 0usize..30) {
         for optimizer in optimizers() {
-            let mut together = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            let mut together = vec![Row::new(optimizer, &[0.25; DIM]); 4];
             optimizer.dispatch(Apply { rows: &mut together, pushes: &pushes });
             // Row by row (a stable sort keeps each row's own order), in two calls.
             let mut sorted = pushes.clone();
             sorted.sort_by_key(|(row, _)| std::cmp::Reverse(*row));
-            let mut apart = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            let mut apart = vec![Row::new(optimizer, &[0.25; DIM]); 4];
             let (first, second) = sorted.split_at(cut.min(sorted.len()));
             optimizer.dispatch(Apply { rows: &mut apart, pushes: first });
             optimizer.dispatch(Apply { rows: &mut apart, pushes: second });
@@ -110,10 +104,10 @@ proptest! {
             if ROW_WISE.contains(&optimizer.name()) {
                 continue;
             }
-            let mut whole = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            let mut whole = vec![Row::new(optimizer, &[0.25; DIM]); 4];
             optimizer.dispatch(Apply { rows: &mut whole, pushes: &pushes });
             for element in 0..DIM {
-                let mut single = vec![Row::new(&optimizer, &[0.25]); 4];
+                let mut single = vec![Row::new(optimizer, &[0.25]); 4];
                 let narrow: Vec<_> = pushes.iter().map(|(row, g)| (*row, vec![g[element]])).collect();
                 optimizer.dispatch(Apply { rows: &mut single, pushes: &narrow });
                 for (wide, narrow) in whole.iter().zip(&single) {
@@ -126,10 +120,10 @@ proptest! {
     #[test]
     fn dispatch_and_direct_calls_agree(pushes in pushes()) {
         for optimizer in optimizers() {
-            let mut dispatched = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            let mut dispatched = vec![Row::new(optimizer, &[0.25; DIM]); 4];
             optimizer.dispatch(Apply { rows: &mut dispatched, pushes: &pushes });
-            let mut direct = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
-            Apply { rows: &mut direct, pushes: &pushes }.visit(&optimizer);
+            let mut direct = vec![Row::new(optimizer, &[0.25; DIM]); 4];
+            Apply { rows: &mut direct, pushes: &pushes }.visit(optimizer);
             for (left, right) in dispatched.iter().zip(&direct) {
                 prop_assert_eq!(left.bits(), right.bits(), "{:?}", optimizer);
             }
@@ -139,7 +133,7 @@ proptest! {
     #[test]
     fn finite_gradients_give_finite_weights(pushes in pushes()) {
         for optimizer in optimizers() {
-            let mut rows = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            let mut rows = vec![Row::new(optimizer, &[0.25; DIM]); 4];
             optimizer.dispatch(Apply { rows: &mut rows, pushes: &pushes });
             for row in &rows {
                 prop_assert!(row.0.iter().all(|weight| weight.is_finite()), "{:?}", optimizer);
@@ -152,7 +146,7 @@ proptest! {
 fn a_constant_gradient_for_long_stays_finite() {
     // Centred RMSProp's variance comes down to rounding noise around 0.
     for optimizer in optimizers() {
-        let mut row = Row::new(&optimizer, &[0.25; DIM]);
+        let mut row = Row::new(optimizer, &[0.25; DIM]);
         for _ in 0..5_000 {
             optimizer.update(
                 &mut row.0,
@@ -172,7 +166,7 @@ fn a_constant_gradient_for_long_stays_finite() {
 #[test]
 fn a_learning_rate_of_zero_moves_nothing() {
     for optimizer in optimizers() {
-        let mut row = Row::new(&optimizer, &[0.25; DIM]);
+        let mut row = Row::new(optimizer, &[0.25; DIM]);
         optimizer.update(&mut row.0, &mut row.1, &[1.0; DIM], 0.0);
         assert_eq!(row.0, [0.25; DIM], "{optimizer:?}");
     }

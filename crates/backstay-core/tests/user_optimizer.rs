@@ -334,31 +334,27 @@ fn bad_functions_are_refused_by_name() {
         .map(|n| json!({"name": format!("s{n}"), "per": "row"}))
         .collect();
     for (field, value, message) in [
-        ("name", json!("a b"), r#""a b" is no name of a function"#),
+        ("name", json!("a b"), "'a b' is no name of a function"),
         ("learning_rate", json!(-1), "learning_rate is"),
         ("settings", json!({"epsilon": 1e31}), "epsilon is 1e31"),
         (
             "settings",
             json!({"weights": 1}),
-            r#""weights" names two things"#,
+            "'weights' names two things",
         ),
         (
             "settings",
             json!({"accumulator": 1}),
-            r#""accumulator" names two things"#,
+            "'accumulator' names two things",
         ),
         (
             "settings",
             json!({}),
-            r#"node 4 is the setting "epsilon"; allowed: one of none"#,
+            "node 4: no setting 'epsilon'; there are none",
         ),
-        (
-            "states",
-            state("gradient"),
-            r#""gradient" names two things"#,
-        ),
-        ("states", state("time"), r#""time" names two things"#),
-        ("states", json!([]), r#"node 2 is the input "accumulator""#),
+        ("states", state("gradient"), "'gradient' names two things"),
+        ("states", state("time"), "'time' names two things"),
+        ("states", json!([]), "node 2: no input 'accumulator'"),
         ("states", json!(many), "9 of state; allowed: up to 8"),
         (
             "states",

@@ -20,7 +20,8 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::errors::{closed_error, config_error, from_checkpoint, from_refusal};
-use crate::{slot_space, table_spec};
+use crate::slot_space;
+use crate::tables::table_spec;
 
 type PlainRows<'py> = (
     Bound<'py, PyArray1<u64>>,

@@ -20,7 +20,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors::from_refusal;
-use crate::{slot_space, table_spec};
+use crate::slot_space;
+use crate::tables::table_spec;
 
 /// Outcome of a push that waits for backups.
 const PENDING: i32 = -1;

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import initial_rows, slots_of, table_id
-from backstay.checkpoint.export_folder import ExportFolder
-from backstay.checkpoint.export_parts import ExportPart
 from backstay.checkpoint.export_reader import pulled
-from backstay.checkpoint.parts import TableRows
+from backstay.checkpoint.parts import TableRows, read_part
 from backstay.checkpoint.reading import block_count
+from backstay.checkpoint.storage import ExportFolder
 from backstay.pserver.exports.topic.key_ledger import KeyLedger
 from backstay.pserver.exports.topic.messages import (
     TABLES_KEY,
@@ -81,8 +80,7 @@ class ElementRows:
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="backstay-topic-"))
             )
             self._parts = [
-                ExportPart(folder.fetch(element.id, part, scratch), element, index)
-                for index, part in enumerate(element.parts)
+                read_part(folder, element, index, scratch) for index in range(len(element.parts))
             ]
             if len(step.replaced):
                 self._ledger = stack.enter_context(KeyLedger())

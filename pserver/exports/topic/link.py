@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from backstay.consensus.records.exports import TopicRecord
 from backstay.data.kafka_client import BrokerTrouble, settings_of_file
 from backstay.data.options import optional_import
 from backstay.errors import (
@@ -28,6 +27,7 @@ from backstay.errors import (
     ExportRefused,
     InvalidRequest,
 )
+from backstay.job_spec import ExportTopicSpec
 from backstay.pserver.exports.topic.messages import PROGRESS_KEY, Message, TopicProgress
 
 __all__ = ["TopicLink", "Unwanted", "ensure_topic"]
@@ -54,7 +54,7 @@ class Unwanted(Exception):
     """The session is not wanted any more."""
 
 
-def ensure_topic(topic: TopicRecord, *, limit_s: float = SILENCE_S) -> int:
+def ensure_topic(topic: ExportTopicSpec, *, limit_s: float = SILENCE_S) -> int:
     """Have a topic that is compacted: make it, or look at the one that is there.
 
     Returns:
@@ -89,7 +89,7 @@ def ensure_topic(topic: TopicRecord, *, limit_s: float = SILENCE_S) -> int:
 
 
 def _policy(
-    kafka: Any, admin_module: Any, admin: Any, topic: TopicRecord, limit_s: float
+    kafka: Any, admin_module: Any, admin: Any, topic: ExportTopicSpec, limit_s: float
 ) -> str | None:
     """Return the cleanup.policy of a topic; None: there is no such topic."""
     resource = admin_module.ConfigResource(admin_module.ResourceType.TOPIC, topic.name)
@@ -102,7 +102,9 @@ def _policy(
         raise
 
 
-def _create(kafka: Any, admin_module: Any, admin: Any, topic: TopicRecord, limit_s: float) -> None:
+def _create(
+    kafka: Any, admin_module: Any, admin: Any, topic: ExportTopicSpec, limit_s: float
+) -> None:
     """Make a topic, with as many partitions and copies as the brokers choose."""
     new = admin_module.NewTopic(topic.name, -1, -1, config={"cleanup.policy": "compact"})
     try:
@@ -131,7 +133,7 @@ class TopicLink:
 
     def __init__(
         self,
-        topic: TopicRecord,
+        topic: ExportTopicSpec,
         is_wanted: Callable[[], bool],
         check: Callable[[TopicProgress | None], None] = lambda _: None,
     ) -> None:
@@ -364,13 +366,13 @@ class TopicLink:
             raise Unwanted
 
 
-def _client(topic: TopicRecord) -> tuple[Any, Any, BrokerTrouble]:
+def _client(topic: ExportTopicSpec) -> tuple[Any, Any, BrokerTrouble]:
     kafka = optional_import("confluent_kafka", "kafka", f"the topic {topic.name} on this node")
     admin = optional_import("confluent_kafka.admin", "kafka", "a topic of Kafka")
     return kafka, admin, BrokerTrouble(", ".join(topic.brokers), CheckpointUnavailable)
 
 
-def _settings(topic: TopicRecord, trouble: BrokerTrouble) -> dict[str, Any]:
+def _settings(topic: ExportTopicSpec, trouble: BrokerTrouble) -> dict[str, Any]:
     """Return the settings of every client.
 
     Raises:

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.checkpoint.element import Element
-from backstay.checkpoint.export_parts import statistics_in
+from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.parts import statistics_in
 from backstay.json_record import Count, JsonRecord, Positive
 from backstay.tables import Dense
 
@@ -85,7 +85,7 @@ class TopicProgress(JsonRecord, what="progress of a topic"):
     partitions: Positive
 
 
-def tables_text(element: Element) -> str:
+def tables_text(element: Manifest) -> str:
     """Return what the message of the tables says: what the bytes of each table's values are."""
     tables = []
     for spec in element.tables:

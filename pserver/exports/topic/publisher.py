@@ -15,16 +15,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 
-from backstay.checkpoint.element import Element, number_of
-from backstay.checkpoint.export_folder import ExportFolder
-from backstay.consensus.records.exports import ExportRecord, TopicRecord
-from backstay.errors import CheckpointDamaged
+from backstay.checkpoint.chain import Followed
+from backstay.checkpoint.manifest import Manifest, number_of
+from backstay.checkpoint.storage import ExportFolder
+from backstay.consensus.records.exports import ExportRecord
+from backstay.errors import CheckpointDamaged, text_of
+from backstay.job_spec import ExportTopicSpec
 from backstay.pserver.exports.topic.element_rows import ElementRows
 from backstay.pserver.exports.topic.link import TopicLink, Unwanted
 from backstay.pserver.exports.topic.messages import TopicProgress
 from backstay.pserver.exports.topic.steps import TopicStep, check_run, followed, next_step
 from backstay.pserver.metrics.export_figures import ExportCounter
-from backstay.serving.state import Followed
 
 __all__ = ["TopicPublisher"]
 
@@ -53,9 +54,9 @@ class TopicPublisher:
             record: The export; it has a topic.
             counter: Is told how the topic does.
         """
-        assert record.topic is not None
+        assert record.spec.topic is not None
         self._record = record
-        self._topic: TopicRecord = record.topic
+        self._topic: ExportTopicSpec = record.spec.topic
         self._counter = counter
         # Of the element whose rows the topic has, if that is of this run.
         self._number = 0
@@ -92,7 +93,7 @@ class TopicPublisher:
                 continue
             except Exception as error:  # noqa: BLE001
                 # Whatever the client or a storage raises: it must not end the node.
-                self._fail(str(error) or type(error).__name__)
+                self._fail(text_of(error))
                 pause_s = PAUSE_FIRST_S if self._number > before else min(2 * pause_s, PAUSE_MAX_S)
                 self._stop.wait(pause_s)
 
@@ -103,7 +104,7 @@ class TopicPublisher:
             BackstayError: Something failed; another session finds out how far this one came.
         """
         record = self._record
-        elements = _Elements(ExportFolder(record.url))
+        elements = _Elements(ExportFolder(record.spec.url))
 
         def check(known: TopicProgress | None) -> None:
             check_run(known, record.run, record.started)
@@ -226,11 +227,11 @@ class _Elements:
 
     def __init__(self, folder: ExportFolder) -> None:
         self.folder = folder
-        self._read: dict[str, Element] = {}
+        self._read: dict[str, Manifest] = {}
         # Elements whose parts are damaged, with what is wrong.
         self._damaged: dict[str, str] = {}
 
-    def read(self, name: str) -> Element | None:
+    def read(self, name: str) -> Manifest | None:
         """Return an element that is whole, or None.
 
         Raises:
@@ -250,5 +251,5 @@ class _Elements:
         try:
             return ElementRows(self.folder, step, link.keys)
         except CheckpointDamaged as error:
-            self._damaged[step.element.id] = str(error)
+            self._damaged[step.element.id] = text_of(error)
             return None

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.checkpoint.element import Element, kind_of, number_of
-from backstay.errors import CheckpointDamaged, ExportRefused
+from backstay.checkpoint.chain import Followed, Step, after_delta, after_full
+from backstay.checkpoint.manifest import Manifest, kind_of, number_of
+from backstay.errors import CheckpointDamaged, ExportRefused, text_of
 from backstay.pserver.exports.topic.messages import TopicProgress
-from backstay.serving.state import Followed, Step, after_base, after_increment
 
 __all__ = ["TopicStep", "check_run", "followed", "next_step"]
 
@@ -31,15 +31,15 @@ class TopicStep:
         state: What the topic has afterwards.
     """
 
-    element: Element
+    element: Manifest
     slots: NDArray[np.int64]
     replaced: NDArray[np.int64]
     state: Followed
 
     @classmethod
-    def of(cls, element: Element, step: Step) -> TopicStep:
+    def of(cls, element: Manifest, step: Step) -> TopicStep:
         """Return what a follower's step is for a topic."""
-        whole = np.array(element.slots.whole, np.bool_)
+        whole = element.slots.whole
         return cls(element, step.slots, step.slots[whole[step.slots]], step.state)
 
 
@@ -57,7 +57,7 @@ def check_run(known: TopicProgress | None, run: str, started: str) -> None:
 
 
 def followed(
-    known: TopicProgress | None, run: str, read: Callable[[str], Element | None]
+    known: TopicProgress | None, run: str, read: Callable[[str], Manifest | None]
 ) -> Followed | None:
     """Return what a topic has, by its own word; None: nothing to build on.
 
@@ -75,12 +75,12 @@ def followed(
     if newest is None or newest.run != run:
         return None
     as_of = np.full(newest.slot_count, newest.begun)
-    return Followed(newest, newest.number, newest.position, as_of)
+    return Followed(newest, newest.number, newest.slots.position, as_of)
 
 
 def next_step(
     names: Sequence[str],
-    read: Callable[[str], Element | None],
+    read: Callable[[str], Manifest | None],
     state: Followed | None,
     run: str,
     *,
@@ -110,30 +110,30 @@ def next_step(
             raise CheckpointDamaged(
                 f"the element that the topic has is missing, and {base.id} may be older"
             )
-        return TopicStep.of(base, after_base(None, base))
+        return TopicStep.of(base, after_full(None, base))
     for name in names:
-        if kind_of(name) != "increment" or number_of(name) <= state.number:
+        if kind_of(name) != "delta" or number_of(name) <= state.number:
             continue
         try:
-            increment = read(name)
-            if increment is None or increment.chain != state.chain:
+            delta = read(name)
+            if delta is None or delta.chain != state.chain:
                 continue
-            step = after_increment(state, increment)
+            step = after_delta(state, delta)
             if not step.missing:
-                return TopicStep.of(increment, step)
+                return TopicStep.of(delta, step)
             missing = step.missing
         except CheckpointDamaged as error:
-            missing = str(error)
+            missing = text_of(error)
         base = _newest_base(names, read, state.chain, above=state.number)
         if base is None:
             raise CheckpointDamaged(missing)
-        return TopicStep.of(base, after_base(state, base))
+        return TopicStep.of(base, after_full(state, base))
     return None
 
 
 def _newest(
-    names: Sequence[str], read: Callable[[str], Element | None], run: str
-) -> Element | None:
+    names: Sequence[str], read: Callable[[str], Manifest | None], run: str
+) -> Manifest | None:
     """Return the newest element of a run. One that is damaged is passed over: another comes."""
     for name in reversed(names):
         try:
@@ -146,14 +146,14 @@ def _newest(
 
 
 def _newest_base(
-    names: Sequence[str], read: Callable[[str], Element | None], chain: str, *, above: int
-) -> Element | None:
+    names: Sequence[str], read: Callable[[str], Manifest | None], chain: str, *, above: int
+) -> Manifest | None:
     damaged: CheckpointDamaged | None = None
     for name in reversed(names):
         if number_of(name) <= above:
             break
         try:
-            found = read(name) if kind_of(name) == "base" else None
+            found = read(name) if kind_of(name) == "full" else None
         except CheckpointDamaged as error:
             damaged = damaged or error
             continue
@@ -164,7 +164,7 @@ def _newest_base(
     return None
 
 
-def _begins_anew(state: Followed, newest: Element) -> bool:
+def _begins_anew(state: Followed, newest: Manifest) -> bool:
     """Return whether an element is of a chain that follows the topic's.
 
     A controller that was replaced may still end what it began before rows were restored.

@@ -1,8 +1,7 @@
 """The ``backstay`` command: the tools that need more than one part of the package.
 
-A command is a module of this package with a ``click`` command in it, and a line below. The Pods of
-a job on Kubernetes run ``kubernetes_master`` and ``scheduled_run``. May import every package; only
-``backstay.jobs_api`` imports it, for the same calls from Python.
+A command is a module of this package with a ``click`` command in it, and a line below. Imports
+any package but ``backstay.kubernetes``, and nothing imports it.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from backstay.cli.jobs import jobs
 from backstay.cli.run import evaluate, predict, train
 from backstay.cli.zoo import zoo
 from backstay.command_line import complete, share
+from backstay.exit_codes import ExitCode
 from backstay.master.serve_cli import main as master
 from backstay.pserver.ctl.asking import shared_options
 from backstay.pserver.ctl.completion import completion_command
@@ -31,7 +31,7 @@ def main() -> None:
 
 # Started by `train` and its like; by hand only where those cannot run.
 master.hidden = True
-completion = completion_command("backstay", {0: "the script is printed", 2: "wrong arguments"})
+completion = completion_command("backstay", (ExitCode.OK, ExitCode.WRONG_SETTING))
 for command in (train, evaluate, predict, jobs, export, zoo, local, master, completion):
     main.add_command(command)
 share(jobs, shared_options(), adds=True)

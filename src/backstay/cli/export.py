@@ -6,7 +6,6 @@ The command reads a checkpoint. It runs the model file to know which tensors the
 from __future__ import annotations
 
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,17 +16,15 @@ from backstay.checkpoint.export import export as write_export
 from backstay.checkpoint.export_reader import Export
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.trained import CheckpointTables, find_checkpoint
-from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
-from backstay.cli.last_status import checkpoint_folder, default_folder
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
-    ConfigError,
     JobError,
     ServerUnavailable,
     UnknownJob,
 )
+from backstay.exit_codes import JOBS_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job.asked_model import asked_model
 from backstay.job.model_definition import load
@@ -41,7 +38,10 @@ from backstay.pserver.ctl.asking import (
     json_option,
     named_endpoints,
 )
+from backstay.runner.last_status import checkpoint_folder, default_folder
 from backstay.trainer.adapter.offline import job_of
+from backstay.trainer.model.inference import model_part
+from backstay.trainer.model.program import framework_of
 
 __all__ = ["export"]
 
@@ -60,7 +60,7 @@ class _Found(NamedTuple):
 
 @click.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay export census model",
         "backstay export census model --endpoint ps-0:7000 --format parquet",
         "backstay export s3://bucket/checkpoints model --model model.py",
@@ -111,11 +111,11 @@ def export(
     function load_for_inference of Paddle's or PyTorch's adapter loads it. Without the model file,
     the folder has all tables as they are.
     """
-    others: dict[type[BackstayError], int] = {
-        ServerUnavailable: EXIT_NO_ANSWER,
-        UnknownJob: EXIT_NO_ANSWER,
+    others: dict[type[BackstayError], ExitCode] = {
+        ServerUnavailable: ExitCode.NO_ANSWER,
+        UnknownJob: ExitCode.NO_ANSWER,
     }
-    with exit_on_error(EXIT_FAILED, as_json=as_json, others=others):
+    with exit_on_error(ExitCode.FAILED, as_json=as_json, others=others):
         found = _found(source, checkpoint, model, **where)
         part: Any = None
         untrained: list[str] = []
@@ -191,15 +191,8 @@ def _model_part(found: _Found, job: str | None) -> tuple[Any, list[str]]:
         else:
             assert found.model is not None
             definition, spec, _ = asked_model(found.model, job=job, only_job=lambda: job_of(tables))
-        framework = definition.framework(spec.framework)
-        try:
-            inference = import_module(f"backstay.trainer.{framework}.inference")
-        except ModuleNotFoundError as error:
-            if error.name != framework:
-                raise
-            raise ConfigError(f"the model needs {framework}, which is not installed") from error
-        part, untrained = inference.model_part(definition, spec, tables)
-        return part, list(untrained)
+        framework = framework_of(definition.framework(spec.framework))
+        return model_part(framework, definition, spec, tables)
 
 
 class _Progress:

@@ -11,30 +11,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.markup import escape
 
-from backstay.cli.audit import audit_job, audit_lines, audit_mapping
-from backstay.cli.cluster_jobs import Cluster, without_master
-from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
-from backstay.cli.kubernetes_jobs import jobs_on_kubernetes
-from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
-from backstay.cli.progress import round_text
-from backstay.cli.status_text import print_dead_letter, print_status
+from backstay.cli.jobs_there import carry_out
+from backstay.cli.status_text import print_audit, print_dead_letter, print_status
 from backstay.command_line import given_before
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import (
     BackstayError,
     ConfigError,
+    JobError,
     JobRefused,
     RequestRefused,
     ServerUnavailable,
 )
+from backstay.exit_codes import JOBS_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, JobEntry, list_jobs
@@ -47,6 +44,11 @@ from backstay.pserver.ctl.asking import (
     named_endpoints,
 )
 from backstay.pserver.ctl.showing import grid, print_whole
+from backstay.runner.audit import audit_job
+from backstay.runner.cluster_jobs import Cluster, without_master
+from backstay.runner.last_status import FILE_NAME, LastStatus, default_folder
+from backstay.runner.place import place_named, place_names
+from backstay.runner.status_words import round_text
 
 __all__ = ["jobs"]
 
@@ -56,6 +58,11 @@ FOLLOW_PAUSE_S = 0.25
 COMPLETION_LIMIT_MS = 1000
 MASTER = "master"
 REST = f"{__name__}.rest"
+# The cluster answers, and does not do it.
+REFUSALS: dict[type[BackstayError], ExitCode] = {
+    JobRefused: ExitCode.FAILED,
+    RequestRefused: ExitCode.FAILED,
+}
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -134,8 +141,9 @@ def _asking(options: ClusterOptions, *, as_json: bool = False, job: str = "") ->
         as_json: Print an error as a JSON object, too.
         job: One that may have left its status and logs on this machine, and the cluster's address.
     """
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         cluster = _cluster(options, job)
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json, others=REFUSALS):
         try:
             yield cluster
         except ServerUnavailable as error:
@@ -146,15 +154,6 @@ def _asking(options: ClusterOptions, *, as_json: bool = False, job: str = "") ->
                 f"--log-dir FOLDER reads its log_dir (backstay-jobs/{job} beside the job file, "
                 "unless the job file names another)"
             ) from error
-        except (JobRefused, RequestRefused) as error:
-            _fail(str(error), as_json=as_json)
-
-
-def _fail(text: str, *, as_json: bool = False) -> NoReturn:
-    if as_json:
-        print_json({"error": text})
-    click.echo(f"Error: {text}", err=True)
-    raise click.exceptions.Exit(EXIT_FAILED)
 
 
 class _JobsGroup(click.Group):
@@ -171,7 +170,7 @@ class _JobsGroup(click.Group):
 @click.group(
     cls=_JobsGroup,
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs --endpoint 127.0.0.1:7000 list",
         "BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 backstay jobs show census",
         "backstay jobs --on kubernetes show census",
@@ -182,7 +181,7 @@ class _JobsGroup(click.Group):
 @click.option(
     "--on",
     "where",
-    type=click.Choice(["kubernetes"]),
+    type=click.Choice(place_names()),
     help="The jobs on Kubernetes, in the cluster that KUBECONFIG names; needs no server.",
 )
 @click.option("--namespace", metavar="NAME", default="", help="With --on: their namespace.")
@@ -202,18 +201,18 @@ def jobs(
     # As the command itself would take them: --help, a missing argument and a wrong option, too.
     command = jobs.commands[context.invoked_subcommand]
     given = command.make_context(context.invoked_subcommand, list(words), parent=context).params
-    others: dict[type[BackstayError], int] = {JobRefused: EXIT_FAILED}
-    with exit_on_error(EXIT_NO_ANSWER, as_json=bool(given.get("as_json")), others=others):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=bool(given.get("as_json")), others=REFUSALS):
         if endpoint is not None or given.get("folder") is not None or given.get("follow"):
             raise ConfigError(
                 "--on kubernetes: asks the API of Kubernetes; leave out --endpoint, --log-dir "
                 "and --follow"
             )
-        code = jobs_on_kubernetes(namespace, context.invoked_subcommand, given, words)
+        with place_named(where).jobs(namespace) as there:
+            code = carry_out(there, context.invoked_subcommand, given, words)
     context.exit(code)
 
 
-@jobs.command("list", epilog=examples(JOBS_EXIT_CODES, "backstay jobs list"))
+@jobs.command("list", epilog=examples(JOBS_CODES, "backstay jobs list"))
 @json_option()
 @click.pass_obj
 def list_command(options: ClusterOptions, as_json: bool) -> None:
@@ -245,7 +244,7 @@ def _entry_mapping(entry: JobEntry) -> dict[str, Any]:
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs show census",
         "backstay jobs show census --log-dir backstay-jobs/census",
     )
@@ -291,7 +290,7 @@ def show(options: ClusterOptions, job: str, folder: Path | None, as_json: bool) 
 
 def _show_last(folder: Path, *, as_json: bool) -> None:
     """Show what a job's command left in its log folder."""
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+    with exit_on_error(ExitCode.NO_ANSWER, as_json=as_json):
         last = LastStatus.read(folder)
     status = last.status
     if as_json:
@@ -306,7 +305,7 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
     click.echo(last.origin(folder))
 
 
-@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs scale census 4"))
+@jobs.command(epilog=examples(JOBS_CODES, "backstay jobs scale census 4"))
 @json_option()
 @job_argument
 @click.argument("workers", type=click.IntRange(0))
@@ -323,7 +322,7 @@ def scale(options: ClusterOptions, job: str, workers: int, as_json: bool) -> Non
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs stop census",
         "backstay jobs stop census --reason 'the cluster is needed'",
     )
@@ -353,7 +352,7 @@ def stop(
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES, "backstay jobs retry census", "backstay jobs retry census --task 17"
+        JOBS_CODES, "backstay jobs retry census", "backstay jobs retry census --task 17"
     )
 )
 @json_option()
@@ -378,7 +377,7 @@ def retry(options: ClusterOptions, job: str, tasks: tuple[int, ...], as_json: bo
 
 @jobs.command(
     epilog=examples(
-        JOBS_EXIT_CODES,
+        JOBS_CODES,
         "backstay jobs logs census",
         "backstay jobs logs census --worker w-3 --follow",
         "backstay jobs logs census --worker master -n 200",
@@ -414,21 +413,24 @@ def logs(
     if folder is None:
         with _asking(options, job=job) as cluster:
             folder = Path(JobSpec.from_json(cluster.entry(job).spec_json).log_dir)
-    if not folder.is_dir():
-        _fail(
-            f"the logs of {job!r} are in {folder} on the machine where its `backstay train` runs, "
-            "and that folder is not here"
-        )
-    # The path is not made of the given name, which could lead to another folder.
-    known = {path.stem: path for path in (folder / "workers").glob("*.log")}
-    known[MASTER] = folder / "master.log"
-    if worker is None:
-        for name, path in sorted(known.items()):
-            click.echo(f"{name}  {path}")
+    with exit_on_error(ExitCode.FAILED):
+        if not folder.is_dir():
+            raise JobError(
+                f"the logs of {job!r} are in {folder} on the machine where its `backstay train` "
+                "runs, and that folder is not here"
+            )
+        # The path is not made of the given name, which could lead to another folder.
+        known = {path.stem: path for path in (folder / "workers").glob("*.log")}
+        known[MASTER] = folder / "master.log"
+        if worker is not None and (worker not in known or not known[worker].exists()):
+            raise JobError(
+                f"there is no log of {worker!r} in {folder}; without --worker all are listed"
+            )
+    if worker is not None:
+        _print_end(known[worker], lines, follow=follow)
         return
-    if worker not in known or not known[worker].exists():
-        _fail(f"there is no log of {worker!r} in {folder}; without --worker all are listed")
-    _print_end(known[worker], lines, follow=follow)
+    for name, path in sorted(known.items()):
+        click.echo(f"{name}  {path}")
 
 
 def _print_end(path: Path, lines: int, *, follow: bool) -> None:
@@ -447,7 +449,7 @@ def _print_end(path: Path, lines: int, *, follow: bool) -> None:
             return
 
 
-@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs audit census"))
+@jobs.command(epilog=examples(JOBS_CODES, "backstay jobs audit census"))
 @json_option()
 @job_argument
 @click.pass_obj
@@ -462,10 +464,4 @@ def audit(options: ClusterOptions, job: str, as_json: bool) -> None:
         if entry.master_address:
             raise JobRefused(f"job {job!r} still runs; its counters are read when it is over")
         found = audit_job(job, cluster.endpoints, cluster.config)
-    if as_json:
-        print_json({"job": job, **audit_mapping(found)})
-    else:
-        for line in audit_lines(found):
-            click.echo(line)
-    if not found.records_counted_once:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    raise click.exceptions.Exit(print_audit(job, found, as_json=as_json))

@@ -1,15 +1,12 @@
-"""How a running job is shown: a live table on a terminal, else plain lines now and then.
+"""How a running job is shown on a terminal: a live table; elsewhere plain lines.
 
 The display goes to standard error, because standard output belongs to the command's result.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,114 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.metrics_log import SCORES, kind_name, score_figures
+from backstay.runner.show import Lines, Servers
+from backstay.runner.status_words import figures_text, notes_text, round_text
 
-__all__ = [
-    "Servers",
-    "Show",
-    "lag_text",
-    "metrics_text",
-    "predictions_text",
-    "progressive_text",
-    "round_text",
-    "summary_lines",
-]
-
-LINE_PAUSE_S = 10.0
+__all__ = ["Display"]
 
 
-@dataclass(frozen=True)
-class Servers:
-    """The parameter servers: how many serve, of how many; None: not known."""
-
-    alive: int | None = None
-    total: int | None = None
-
-    def __str__(self) -> str:
-        """Return it for people."""
-        return "?" if self.alive is None else f"{self.alive}/{self.total}"
-
-
-def round_text(status: job_pb2.JobStatus) -> str:
-    """Return what the job does now, such as ``pass 2 of 10``."""
-    kind = kind_name(status.kind)
-    if kind == "training":
-        if not status.round:
-            return "no task now"  # Between two passes, or after the last one.
-        if status.HasField("stream"):
-            return f"period {status.round}"
-        return f"pass {status.round} of {status.passes}"
-    if kind == "unspecified":
-        return status.state
-    words = {"evaluation": f"evaluation {status.round}", "train_end": "end of training"}
-    return words.get(kind, kind)
-
-
-def metrics_text(status: job_pb2.JobStatus) -> str:
-    """Return the metrics of the newest evaluation, such as ``auc 0.9012``; empty: none yet."""
-    if not status.evaluations:
-        return ""
-    newest = status.evaluations[-1].metrics
-    return "  ".join(f"{name} {newest[name]:.4f}" for name in sorted(newest))
-
-
-def predictions_text(figures: job_pb2.ScoreFigures) -> str:
-    """Return figures of predictions, such as ``auc 0.7812  logloss 0.4410``; empty: none."""
-    known = score_figures(figures)
-    return "  ".join(f"{name} {known[name]:.4f}" for name in SCORES if known[name] is not None)
-
-
-def progressive_text(status: job_pb2.JobStatus) -> str:
-    """Return the decayed figures of predictions before training; empty: there are none."""
-    told = status.progressive
-    if not status.HasField("progressive"):
-        return ""
-    skipped = f", {told.skipped:,} skipped" if told.skipped else ""
-    figures = predictions_text(told.decayed)
-    return f"{figures or '-'}  ({told.examples:,} records{skipped})"
-
-
-def summary_lines(status: job_pb2.JobStatus) -> list[str]:
-    """Return what a job has come to, for people."""
-    loss = f", loss {status.loss:.4f}" if status.HasField("loss") else ""
-    lines = [
-        f"{status.job}: {status.state}{f' ({status.reason})' if status.reason else ''}",
-        _work_text(status) + loss,
-    ]
-    metrics = metrics_text(status)
-    if metrics:
-        lines.append(metrics)
-    if progressive := progressive_text(status):
-        lines.append(f"before training: {progressive}")
-    lines += [f"alert: {alert}" for alert in status.progressive.alerts]
-    if status.went_back:
-        times = "once" if status.went_back == 1 else f"{status.went_back:,} times"
-        lines.append(f"the job went back {times} to a checkpoint, and trained again from there")
-    if status.inexact:
-        lines.append(_inexact_text(status))
-    if status.checkpoints_failed:
-        lines.append(f"{status.checkpoints_failed:,} checkpoints could not be written")
-    if status.bad_records:
-        lines.append(f"{status.bad_records:,} damaged records were skipped")
-    if status.stream.dropped_records:
-        lines.append(_dropped_text(status))
-    if status.dead_letters:
-        lines.append(
-            f"{status.dead_letters:,} tasks failed too often; see `backstay jobs show {status.job}`"
-        )
-    return lines
-
-
-def _work_text(status: job_pb2.JobStatus) -> str:
-    """Return how much was done; a job that trains nothing has no steps."""
-    done = {"evaluation": "evaluated", "prediction": "predicted"}.get(kind_name(status.kind))
-    if status.passes or status.steps or done is None:
-        return f"{status.examples:,} examples in {status.steps:,} steps"
-    return f"{status.examples:,} records {done}"
-
-
-class Show:
-    """Shows a job from ``with`` to its end; all calls come from one thread."""
+class Display(Lines):
+    """Shows a job from ``with`` to its end: live on a terminal, else as lines."""
 
     def __init__(self, job: str, *, console: Console | None = None) -> None:
         """Prepare.
@@ -134,6 +31,7 @@ class Show:
             job: Its name.
             console: Default: standard error.
         """
+        super().__init__()
         self._job = job
         self._console = console or Console(stderr=True)
         self._live: Live | None = None
@@ -143,21 +41,15 @@ class Show:
             TextColumn("{task.fields[of]}"),
         )
         self._task: TaskID = self._bar.add_task(job, total=None, of="")
-        self._next_line_s = 0.0
-        self._last_round = ""
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> Display:
         if self._console.is_terminal:
             self._live = Live(Text(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
         if self._live is not None:
             self._live.stop()
 
@@ -177,24 +69,13 @@ class Show:
         self._console.print(Text(text), soft_wrap=True)
 
     def update(self, status: job_pb2.JobStatus, servers: Servers, trouble: str = "") -> None:
-        """Show the figures.
+        """Show the figures."""
+        if self._live is None:
+            super().update(status, servers, trouble)
+        else:
+            self._live.update(self._picture(status, servers, notes_text(status, trouble)))
 
-        Args:
-            status: As the job master told it last.
-            servers: How many serve.
-            trouble: Why there are no newer figures; empty: these are new.
-        """
-        if self._live is not None:
-            self._live.update(self._picture(status, servers, _notes(status, trouble)))
-            return
-        now_s = time.monotonic()
-        if now_s < self._next_line_s and round_text(status) == self._last_round:
-            return
-        self._next_line_s = now_s + LINE_PAUSE_S
-        self._last_round = round_text(status)
-        self.say(_line(status, servers, _notes(status, trouble)))
-
-    def _picture(self, status: job_pb2.JobStatus, servers: Servers, trouble: str) -> RenderableType:
+    def _picture(self, status: job_pb2.JobStatus, servers: Servers, notes: str) -> RenderableType:
         tasks = status.tasks
         self._bar.update(
             self._task,
@@ -204,70 +85,7 @@ class Show:
             of=f"{tasks.done:,}/{tasks.total:,} tasks",
         )
         figures = Table.grid(padding=(0, 2))
-        for name, value in _figures(status, servers):
+        for name, value in figures_text(status, str(servers)):
             figures.add_row(Text(name, style="dim"), Text(value))
-        notes = [Text(trouble, style="yellow")] if trouble else []
-        return Group(self._bar, figures, *notes)
-
-
-def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str]]:
-    alive = sum(worker.alive for worker in status.workers)
-    figures = [
-        ("examples", f"{status.examples:,}  ({status.examples_per_s:,.0f}/s)"),
-        ("loss", f"{status.loss:.4f}" if status.HasField("loss") else "-"),
-        ("workers", f"{alive}/{status.workers_desired}"),
-        ("pservers", str(servers)),
-    ]
-    if status.stream.HasField("lag_records"):
-        figures.append(("lag", lag_text(status.stream)))
-    if status.HasField("staleness"):
-        figures.append(("staleness", f"{status.staleness:.1f}"))
-    if progressive := progressive_text(status):
-        figures.append(("before training", progressive))
-    metrics = metrics_text(status)
-    if metrics:
-        figures.append(("metrics", metrics))
-    if status.dead_letters or status.bad_records:
-        figures.append(
-            ("dead letters", f"{status.dead_letters} tasks, {status.bad_records} damaged records")
-        )
-    return figures
-
-
-def lag_text(told: job_pb2.StreamStatus) -> str:
-    """Return how far a job is behind data without an end, as far as it is known."""
-    texts = []
-    if told.HasField("lag_records"):
-        texts.append(f"{told.lag_records:,} records")
-    if told.HasField("lag_s"):
-        texts.append(f"{told.lag_s:,.0f} s")
-    if told.waiting_folders:
-        texts.append(f"{told.waiting_folders:,} folders to count")
-    return ", ".join(texts)
-
-
-def _dropped_text(status: job_pb2.JobStatus) -> str:
-    dropped = status.stream.dropped_records
-    return f"the source has dropped {dropped:,} records before they were taken"
-
-
-def _inexact_text(status: job_pb2.JobStatus) -> str:
-    return f"records may count never or twice {status.inexact}"
-
-
-def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
-    """Return what is to be said of a job beside its figures; empty: nothing."""
-    inexact = _inexact_text(status) if status.inexact else ""
-    alerts = [f"alert: {alert}" for alert in status.progressive.alerts]
-    dropped = _dropped_text(status) if status.stream.dropped_records else ""
-    stops = f"stops when what it has taken is done: {status.stream.stopping}"
-    stops = stops if status.stream.stopping else ""
-    return "; ".join(filter(None, [trouble or status.trouble, stops, dropped, inexact, *alerts]))
-
-
-def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:
-    tasks = status.tasks
-    done = f": tasks {tasks.done}/{tasks.total}" if tasks.total else ""
-    parts = [round_text(status) + done]
-    parts += [f"{name} {value}" for name, value in _figures(status, servers)]
-    return ", ".join(parts) + (f" ({trouble})" if trouble else "")
+        below = [Text(notes, style="yellow")] if notes else []
+        return Group(self._bar, figures, *below)

@@ -13,29 +13,22 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED
-from backstay.cli.job_run import RunOptions, job_of, servers_text, supervisor_of
-from backstay.cli.kubernetes_manifest import (
-    objects_of,
-    paths_outside,
-    schedule_of,
-    to_manifest,
-)
-from backstay.cli.kubernetes_schedule import begin_schedule
-from backstay.cli.kubernetes_submit import begin_on_kubernetes
-from backstay.cli.local_training import train_here
-from backstay.cli.progress import Show, summary_lines
-from backstay.cli.servers import chosen_servers
-from backstay.cli.stop_signals import StopSignals
-from backstay.cli.supervisor import Outcome
+from backstay.cli.progress import Display
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import BackstayError, ConfigError, NeverReached
+from backstay.exit_codes import JOB_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_check.dry_run import DryRun
 from backstay.job_check.process import dry_run_apart
 from backstay.job_spec import MODES, JobSpec
 from backstay.master.job_file import parse_value, to_yaml
-from backstay.master.kubernetes.objects import section
+from backstay.runner.job_run import RunOptions, job_of, servers_text, supervisor_of
+from backstay.runner.local_training import train_here
+from backstay.runner.outcome import Outcome
+from backstay.runner.place import Place, place_named, place_names
+from backstay.runner.servers import chosen_servers
+from backstay.runner.status_words import summary_lines
+from backstay.runner.stop_signals import StopSignals
 
 __all__ = ["evaluate", "predict", "train"]
 
@@ -93,7 +86,7 @@ def _place_options() -> list[Callable[[CommandT], CommandT]]:
         click.option(
             "--on",
             "where",
-            type=click.Choice(["kubernetes"]),
+            type=click.Choice(place_names()),
             help="Run job master and workers as Pods of the cluster that KUBECONFIG names.",
         ),
         click.option("--namespace", metavar="NAME", help="Namespace of these Pods."),
@@ -157,7 +150,7 @@ def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
         click.option(
             "--dry-run",
             is_flag=True,
-            help="Show what would be run; try the model on a few records, and start nothing.",
+            help="Display what would be run; try the model on a few records, and start nothing.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object."),
     ]
@@ -172,7 +165,7 @@ def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
 
 @click.command(
     epilog=examples(
-        EXIT_CODES,
+        JOB_CODES,
         "backstay train job.yaml",
         "backstay train job.yaml --workers 4 --epochs 3",
         "backstay train job.yaml --dry-run",
@@ -197,7 +190,7 @@ def train(**given: Any) -> None:
 
 @click.command(
     epilog=examples(
-        EXIT_CODES,
+        JOB_CODES,
         "backstay evaluate job.yaml",
         "backstay evaluate job.yaml --validation test.csv --json",
     )
@@ -214,7 +207,7 @@ def evaluate(**given: Any) -> None:
 
 @click.command(
     epilog=examples(
-        EXIT_CODES,
+        JOB_CODES,
         "backstay predict job.yaml --output predictions",
         "backstay predict job.yaml --prediction new.csv --output s3://bucket/predictions",
     )
@@ -237,19 +230,18 @@ def _command(use: str, given: dict[str, Any]) -> None:
         config_file=given.pop("config_file"),
         first_contact_timeout_ms=given.pop("first_contact_timeout_ms"),
         run_local=given.pop("run_local", False),
-        on_kubernetes=given.pop("where") == "kubernetes",
+        place=given.pop("where"),
         detach=given.pop("detach"),
         fresh=given.pop("fresh"),
     )
-    others: dict[type[BackstayError], int] = {NeverReached: EXIT_NEVER_REACHED}
-    with exit_on_error(EXIT_FAILED, as_json=as_json, others=others):
+    others: dict[type[BackstayError], ExitCode] = {NeverReached: ExitCode.NEVER_REACHED}
+    with exit_on_error(ExitCode.FAILED, as_json=as_json, others=others):
         spec = job_of(job_file, _fields(given), options, use=use)
-        if options.on_kubernetes and dry_run:
-            objects = objects_of(spec) if spec.schedule is None else schedule_of(spec)
-            manifest = to_manifest(objects, section(spec).namespace)
-            for warning in paths_outside(spec):
+        if options.place is not None and dry_run:
+            planned, warnings = place_named(options.place).plan(spec)
+            for warning in warnings:
                 click.echo(warning, err=True)
-            click.echo(manifest, nl=False)
+            click.echo(planned, nl=False)
             return
         if dry_run:
             found = dry_run_apart(spec, local=options.run_local)
@@ -297,12 +289,9 @@ def _run(spec: JobSpec, options: RunOptions, *, as_json: bool) -> int:
     console = Console(stderr=True)
     handler = RichHandler(console=console, show_path=False, show_time=True)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    show = Show(spec.name, console=console)
-    if spec.schedule is not None:
-        begin_schedule(spec, show.say)
-        return 0
-    if options.on_kubernetes:
-        ended = _run_on_kubernetes(spec, show, detach=options.detach)
+    show = Display(spec.name, console=console)
+    if options.place is not None:
+        ended = _run_there(place_named(options.place), spec, show, detach=options.detach)
         if ended is None:
             return 0
         outcome = ended
@@ -313,26 +302,30 @@ def _run(spec: JobSpec, options: RunOptions, *, as_json: bool) -> int:
     if as_json:
         print_json(outcome.to_mapping(spec))
     else:
-        _print_summary(spec, outcome, has_output=outcome.state == "done" or options.run_local)
+        _print_summary(spec, outcome, options)
     return outcome.exit_code
 
 
-def _run_on_kubernetes(spec: JobSpec, show: Show, *, detach: bool) -> Outcome | None:
-    """Make the objects of a job and follow it to its end; None: it goes on without this command."""
-    with StopSignals() as stops, begin_on_kubernetes(spec, show.say, stops.wait) as begun:
-        if detach:
+def _run_there(place: Place, spec: JobSpec, show: Display, *, detach: bool) -> Outcome | None:
+    """Begin a job and follow it to its end; None: it goes on without this command."""
+    with StopSignals() as stops:
+        begun = place.begin(spec, show.say, stops.wait)
+        if begun is None:
             return None
-        with show:
-            ended = begun.follow(show, stops, lambda: _asks_to_stop(show))
-        if ended is None:
-            show.say(
-                f"{spec.name} goes on; the same command follows it again, and `kubectl delete "
-                f"deployment {begun.deployment} -n {begun.namespace}` ends it"
-            )
-        return ended
+        with begun:
+            if detach:
+                return None
+            with show:
+                ended = begun.follow(show, stops, lambda: _asks_to_stop(show))
+            if ended is None:
+                show.say(
+                    f"{spec.name} goes on; the same command follows it again, and "
+                    f"`{begun.how_to_end}` ends it"
+                )
+            return ended
 
 
-def _asks_to_stop(show: Show) -> bool:
+def _asks_to_stop(show: Display) -> bool:
     """Ask what a signal is to do; return whether it is to stop the job."""
     if not sys.stdin.isatty():
         return False
@@ -346,7 +339,7 @@ def _asks_to_stop(show: Show) -> bool:
     return answer == "stop"
 
 
-def _print_summary(spec: JobSpec, outcome: Outcome, *, has_output: bool) -> None:
+def _print_summary(spec: JobSpec, outcome: Outcome, options: RunOptions) -> None:
     lines = [f"{spec.name}: {outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}"]
     if outcome.status is not None:
         lines = summary_lines(outcome.status)
@@ -357,9 +350,9 @@ def _print_summary(spec: JobSpec, outcome: Outcome, *, has_output: bool) -> None
     if outcome.audit is not None:
         once = str(outcome.audit.records_counted_once).lower()
         lines.append(f"records_counted_once {once}")
-    if spec.output and has_output:
+    if spec.output and (outcome.state == "done" or options.run_local):
         lines.append(f"output in {spec.output}")
-    logs = "" if spec.launcher == "kubernetes" else f"; logs and metrics in {spec.log_dir}"
+    logs = f"; logs and metrics in {spec.log_dir}" if options.place is None else ""
     lines.append(f"{outcome.duration_s:.1f} s{logs}")
     for line in lines:
         click.echo(line)

@@ -1,4 +1,4 @@
-"""The status of a job, and its failing tasks, printed for people."""
+"""The status of a job, its failing tasks and its audit, printed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.metrics_log import kind_name
-from backstay.cli.progress import lag_text, predictions_text, round_text, summary_lines
+from backstay.exit_codes import ExitCode
+from backstay.exits import print_json
 from backstay.pserver.ctl.showing import grid, print_whole
+from backstay.runner.audit import audit_lines, audit_mapping
+from backstay.runner.metrics_log import kind_name
+from backstay.runner.status_words import lag_text, predictions_text, round_text, summary_lines
+from backstay.trainer.worker.audit import RecordsAudit
 
-__all__ = ["print_dead_letter", "print_status"]
+__all__ = ["print_audit", "print_dead_letter", "print_status"]
 
 MIB = 1024 * 1024
 
@@ -82,6 +86,15 @@ def _print_work(status: job_pb2.JobStatus) -> None:
     for worker in status.workers:
         if worker.note:
             click.echo(f"{worker.id}: {worker.note}")
+
+
+def print_audit(job: str, audit: RecordsAudit, *, as_json: bool) -> ExitCode:
+    """Print what the counters of records say; return the exit code."""
+    if as_json:
+        print_json({"job": job, **audit_mapping(audit)})
+    else:
+        click.echo("\n".join(audit_lines(audit)))
+    return ExitCode.OK if audit.records_counted_once else ExitCode.FAILED
 
 
 def print_dead_letter(one: job_pb2.DeadLetter) -> None:

@@ -15,9 +15,9 @@ from typing import Literal
 import click
 
 from backstay._version import __version__
-from backstay.cli.exit_codes import EXIT_FAILED, ZOO_EXIT_CODES
 from backstay.cli.zoo_files import zoo_files
 from backstay.errors import BackstayError, ConfigError
+from backstay.exit_codes import ZOO_CODES, ExitCode
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.master.job_file import load_job
 from backstay.pserver.ctl.asking import json_option
@@ -48,7 +48,7 @@ _builder = click.option(
 
 @click.group(
     epilog=examples(
-        ZOO_EXIT_CODES,
+        ZOO_CODES,
         "backstay zoo init clicks --image REGISTRY/clicks:1",
         "backstay zoo build clicks",
         "backstay zoo push clicks",
@@ -60,7 +60,7 @@ def zoo() -> None:
 
 @zoo.command(
     epilog=examples(
-        ZOO_EXIT_CODES,
+        ZOO_CODES,
         "backstay zoo init clicks",
         "backstay zoo init clicks --framework paddle --image REGISTRY/clicks:1",
         f"backstay zoo init clicks --base-image REGISTRY/backstay-torch:{__version__}",
@@ -95,7 +95,7 @@ def init(
     `backstay train FOLDER/job.yaml` runs it as it is. If one of these files is there already,
     nothing is written.
     """
-    with exit_on_error(EXIT_FAILED, as_json=as_json):
+    with exit_on_error(ExitCode.FAILED, as_json=as_json):
         job = name or folder.absolute().name
         check_name("--name" if name else "FOLDER: the name of the job", job)
         image = _checked("--image", image or f"{job.lower()}:1")
@@ -112,7 +112,7 @@ def init(
 
 @zoo.command(
     epilog=examples(
-        ZOO_EXIT_CODES,
+        ZOO_CODES,
         "backstay zoo build clicks",
         "backstay zoo build clicks --image REGISTRY/clicks:2 --builder podman",
         "backstay zoo build clicks --build-arg PIP_EXTRA_INDEX_URL=URL",
@@ -137,7 +137,7 @@ def build(
     as_json: bool,
 ) -> None:
     """Build the image of FOLDER, by default the current one, from its Dockerfile."""
-    with exit_on_error(EXIT_FAILED, as_json=as_json):
+    with exit_on_error(ExitCode.FAILED, as_json=as_json):
         if not (folder / BUILD_FILE).is_file():
             raise ConfigError(
                 f"{folder} has no {BUILD_FILE}; `backstay zoo init FOLDER` writes one to a new "
@@ -151,7 +151,7 @@ def build(
 
 @zoo.command(
     epilog=examples(
-        ZOO_EXIT_CODES,
+        ZOO_CODES,
         "backstay zoo push clicks",
         "backstay zoo push --image REGISTRY/clicks:2 --builder buildah",
     )
@@ -165,7 +165,7 @@ def push(folder: Path, image: str | None, builder: str | None, as_json: bool) ->
 
     The program that pushes is the one that logs in: for instance `docker login REGISTRY`.
     """
-    with exit_on_error(EXIT_FAILED, as_json=as_json):
+    with exit_on_error(ExitCode.FAILED, as_json=as_json):
         named, program = _image_of(folder, image), _builder_of(builder, os.environ)
         _run([program, "push", named])
     _tell("pushed", named, program, as_json=as_json)

@@ -24,6 +24,7 @@ from backstay._proto.v1 import (
     trainers_pb2_grpc,
 )
 from backstay.addresses import parse_endpoints
+from backstay.backoff import Backoff
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.records.checkpoints import loss_in_words
@@ -39,8 +40,7 @@ from backstay.tables import TableSpec
 
 T = TypeVar("T")
 
-_FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 1.0
+_RETRY = Backoff(first_s=0.05, longest_s=1.0)
 # A call that may take longer than this says what it waits for.
 _SILENCE_S = 5.0
 
@@ -323,7 +323,7 @@ class Directory:
         """Make a call at one endpoint after the other until one answers or time is up."""
         started = time.monotonic()
         deadline = started + (deadline_ms or self._config.deadline_ms) / 1000
-        backoff = _FIRST_BACKOFF_S
+        retries = _RETRY.begin(until_s=deadline)
         reasons: dict[str, str] = {}
         warned = False
         while True:
@@ -349,13 +349,13 @@ class Directory:
                 warned = True
                 patience = deadline - time.monotonic()
                 _LOG.warning("%s; trying for %.0f s more", "; ".join(reasons.values()), patience)
-            if time.monotonic() + backoff >= deadline:
+            pause_s = retries.next_s()
+            if retries.is_over(time.monotonic()):
                 tried = "; ".join(reasons.values())
                 raise ServerUnavailable(
                     f"no pserver answered within {time.monotonic() - started:.1f} s: {tried}"
                 )
-            time.sleep(backoff)
-            backoff = min(backoff * 2, _MAX_BACKOFF_S)
+            time.sleep(pause_s)
 
     def _channel(self, endpoint: str) -> grpc.Channel:
         with self._lock:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from backstay._native import DataClient
+from backstay.backoff import Backoff
 from backstay.cluster.directory import ClusterInfo, Directory, RoutingStream
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError, ClosedError
@@ -30,8 +31,7 @@ _LOG = logging.getLogger(__name__)
 # How long one node is asked when a server does not answer, before the next node.
 _LOOK_DEADLINE_MS = 1000
 # Between two looks at the cluster that found nothing new.
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
+_RETRY = Backoff(first_s=0.05, longest_s=1.0)
 _JOIN_S = 2.0
 # How the native client is told that a slot has no master.
 _NO_MASTER = 2**32 - 1
@@ -107,7 +107,7 @@ class ClusterWatch:
         self._paused = ""
         self._running.set()
         self._strangers: set[str] = set()
-        self._pause_s = _FIRST_PAUSE_S
+        self._looks = _RETRY.begin()
         # Daemons: a program that forgets to close its client must still end.
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -220,7 +220,7 @@ class ClusterWatch:
                 self._read_stream(endpoint)
             except BackstayError as error:
                 _LOG.debug("the stream from %s ended: %s", endpoint, error)
-            lasted = time.monotonic() - opened_s > _LONGEST_PAUSE_S
+            lasted = time.monotonic() - opened_s > _RETRY.longest_s
             if lasted or self._native.routing_version > version:
                 # It worked before it broke, so the next node is asked at once.
                 failures = 0
@@ -230,8 +230,7 @@ class ClusterWatch:
                 # their own deadline.
                 self._pause("")
                 # Every node was tried in turn: not in a busy loop.
-                pause = _FIRST_PAUSE_S * 2 ** min(failures // len(endpoints), 5)
-                self._closing.wait(min(pause, _LONGEST_PAUSE_S))
+                self._closing.wait(_RETRY.pause_s(failures // len(endpoints)))
 
     def _read_stream(self, endpoint: str) -> None:
         """Apply what one node's stream tells, until it ends."""
@@ -277,11 +276,10 @@ class ClusterWatch:
     def _look(self) -> None:
         """A server does not answer: ask the nodes whether the cluster has changed."""
         if self._ask_another_node():
-            self._pause_s = _FIRST_PAUSE_S
+            self._looks.reset()
             return
         # Events that come meanwhile are one event: looking has a limit.
-        self._closing.wait(self._pause_s)
-        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+        self._closing.wait(self._looks.next_s())
 
     def _ask_another_node(self) -> bool:
         """Ask the next node that is not the watched one; return whether there was news."""

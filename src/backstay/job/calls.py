@@ -10,6 +10,7 @@ go on one stream, which is opened again when it has ended. Used by workers and b
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ import grpc
 
 from backstay import rpc
 from backstay._proto.v1 import job_pb2, job_pb2_grpc, store_pb2, store_pb2_grpc
+from backstay.backoff import Backoff
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.consensus.records.jobs import JobStateRecord, MasterRecord
@@ -42,8 +44,8 @@ __all__ = ["CallStream", "JobCalls", "JobIsOver", "read_keys"]
 
 ResultT = TypeVar("ResultT")
 
-FIRST_PAUSE_S = 0.05
-PAUSE_MAX_S = 0.5
+# Thousands of workers wait for one new job master: they are not to come at one time.
+RETRY = Backoff(first_s=0.05, longest_s=0.5, jitter=0.5)
 # One try: the job master itself waits up to 4 s for the store.
 ATTEMPT_S = 6.0
 SILENCE_S = 5.0
@@ -228,6 +230,7 @@ class JobCalls:
         # A channel is not closed while another thread may wait on it.
         self._channels: dict[str, grpc.Channel] = {}
         self._stream: CallStream | None = None
+        self._draw = random.Random().random
         self._closed = threading.Event()
 
     def call(
@@ -275,7 +278,8 @@ class JobCalls:
     ) -> ResultT:
         limit_s = self.config.deadline_ms / 1000 if deadline_s is None else deadline_s
         started = time.monotonic()
-        pause_s, warned = FIRST_PAUSE_S, False
+        retries = RETRY.begin(until_s=started + limit_s, draw=self._draw)
+        warned = False
         while True:
             left_s = limit_s - (time.monotonic() - started)
             try:
@@ -283,8 +287,9 @@ class JobCalls:
             except _AGAIN as error:
                 why = error
                 self._forget_address()
-            passed_s = time.monotonic() - started
-            if passed_s + pause_s >= limit_s:
+            pause_s, now_s = retries.next_s(), time.monotonic()
+            passed_s = now_s - started
+            if retries.is_over(now_s):
                 raise ServerUnavailable(
                     f"no job master of job {self.job!r} answered within {passed_s:.1f} s: {why}"
                 ) from why
@@ -293,7 +298,6 @@ class JobCalls:
                 log.warning("waiting for the job master of job %r: %s", self.job, why)
             if self._closed.wait(pause_s):
                 raise ClosedError("the link to the job master is closed")
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def master(self) -> MasterRecord | None:
         """Return the process that is the job master now, None if there is none.

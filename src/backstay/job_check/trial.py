@@ -30,7 +30,8 @@ from backstay.job_check.trial_servers import TrialServers
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import set_session_factory
 from backstay.trainer.client import Client
-from backstay.trainer.model.frameworks import Program, adapter, predictions_of, split_feed
+from backstay.trainer.model.batches import split_feed
+from backstay.trainer.model.program import Program, build, framework_of, predictions_of
 from backstay.trainer.modes.gathering import GatheringClient, Piece
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.pieces import piece_of
@@ -126,14 +127,14 @@ class Trial:
     def _made(self) -> Program:
         """Return the program, made the first time."""
         if self._program is None:
-            framework = adapter(self._definition.framework(self._spec.framework))
+            framework = framework_of(self._definition.framework(self._spec.framework))
             # In one process, a layer that asks for servers gets the session then.
             before = set_session_factory(self._servers.session if self._local else None)
             try:
                 client = None if self._local else self._connected()
                 self._program = self._users(
                     "the model cannot be made",
-                    lambda: framework.build(self._definition, client, self._spec),
+                    lambda: build(framework, self._definition, client, self._spec),
                 )
             finally:
                 set_session_factory(before)

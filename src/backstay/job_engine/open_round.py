@@ -1,14 +1,13 @@
-"""The rounds of a job that are under way: the tasks, ledger and outputs of each.
+"""A round of a job that is under way: its tasks, ledger and outputs.
 
-``JobRounds`` opens rounds, cuts them short, and forgets them when nothing of them is left to do, as
-the schedule says. Each round stages its own records. Nothing is decided here about the schedule.
+It stages its own records. Nothing is decided here about the schedule.
 Imports ``backstay.schedule`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +18,6 @@ import numpy.typing as npt
 from backstay.consensus.records.keys import JobKeys
 from backstay.job.metrics import METRICS
 from backstay.job_engine.ledger import NOBODY, TaskLedger
-from backstay.job_engine.period_takes import PeriodTakes
 from backstay.job_engine.records import Records
 from backstay.job_engine.round_scores import RoundScores
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
@@ -28,9 +26,9 @@ from backstay.job_spec import JobSpec
 from backstay.schedule.evaluation import RoundOutputs
 from backstay.schedule.orders import task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
-from backstay.schedule.task_table import TaskTable, round_table
+from backstay.schedule.task_table import TaskTable
 
-__all__ = ["Assignment", "JobRounds", "OpenRound", "open_round"]
+__all__ = ["Assignment", "OpenRound", "open_round"]
 
 # A factor and a time that no task reaches: it gets no speculative attempt.
 NEVER = 1e9
@@ -237,163 +235,3 @@ def _limits(spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True) 
         straggler_factor=spec.straggler_factor if speculative else NEVER,
         straggler_min_s=spec.straggler_min_s if speculative else NEVER,
     )
-
-
-class JobRounds(Mapping[RoundId, OpenRound]):
-    """The open rounds of a job, by id."""
-
-    def __init__(
-        self,
-        rounds: Mapping[RoundId, OpenRound],
-        tables: Mapping[str, TaskTable],
-        spec: JobSpec,
-        keys: JobKeys,
-        records: Records,
-        takes: PeriodTakes,
-    ) -> None:
-        """Begin with the rounds that the records know.
-
-        Args:
-            rounds: By id.
-            tables: The tasks of the job's data.
-            spec: Of the job.
-            keys: The job's keys.
-            records: Where changes go.
-            takes: What its periods have taken, if its training data have no end.
-        """
-        self._rounds = dict(rounds)
-        self._tables = tables
-        self._spec = spec
-        self._keys = keys
-        self._records = records
-        self.takes = takes
-        # Called with the workers whose leases have changed; None: perhaps all of them.
-        self.on_leases: Callable[[Iterable[str] | None], None] = lambda _: None
-
-    def __getitem__(self, round_id: RoundId) -> OpenRound:
-        return self._rounds[round_id]
-
-    def __iter__(self) -> Iterator[RoundId]:
-        return iter(list(self._rounds))
-
-    def __len__(self) -> int:
-        return len(self._rounds)
-
-    def open(
-        self,
-        round_id: RoundId,
-        *,
-        first_attempt: int,
-        task_lease_ttl_ms: int,
-        steps: int,
-        done: TaskBits | None = None,
-        dead_letters: Iterable[DeadLetter] = (),
-        begun_scores: Mapping[tuple[int, int], bytes] | None = None,
-        is_sealed: bool = True,
-    ) -> OpenRound:
-        """Return a round of the job, and keep it; see ``open_round``."""
-        opened = self._rounds[round_id] = open_round(
-            round_id,
-            self._table(round_id),
-            self._spec,
-            first_attempt=first_attempt,
-            task_lease_ttl_ms=task_lease_ttl_ms,
-            steps=steps,
-            done=done,
-            dead_letters=dead_letters,
-            begun_scores=begun_scores,
-            is_sealed=is_sealed,
-        )
-        return opened
-
-    def _table(self, round_id: RoundId) -> TaskTable:
-        """Return the tasks of a round."""
-        if self._spec.is_stream and round_id.kind is RoundKind.TRAINING:
-            return self.takes.table(round_id.number)
-        return round_table(self._tables, round_id)
-
-    def forget(self, round_id: RoundId) -> None:
-        """Forget a round of which nothing is recorded."""
-        self._rounds.pop(round_id, None)
-
-    def erase_all(self, passes: Iterable[int]) -> None:
-        """Forget all rounds, and have the journal remove what it has of them.
-
-        Args:
-            passes: Training passes of which it may have what was done, though they are closed.
-        """
-        for number in passes:
-            closed = RoundId(RoundKind.TRAINING, number)
-            for chunk in range(-(-len(self._table(closed)) // CHUNK_TASKS)):
-                self._records.stage_removal(self._keys.done(str(closed), chunk))
-        for opened in self._rounds.values():
-            opened.erase(self._records, self._keys)
-        self._rounds.clear()
-        self.on_leases(None)
-
-    def stage(self, opened: OpenRound) -> None:
-        """Have the journal write what has changed in a round."""
-        self.on_leases(opened.stage(self._records, self._keys))
-
-    def stage_all(self) -> None:
-        """Have the journal write all rounds as they are."""
-        for opened in self._rounds.values():
-            opened.stage_all(self._records, self._keys)
-
-    def set_lease_ttl(self, ttl_ms: int) -> None:
-        """Have leases last this long from now on."""
-        for opened in self._rounds.values():
-            opened.ledger.lease_ttl_s = ttl_ms / 1000
-
-    def next_expiry(self) -> float | None:
-        """Return a time before which no lease expires; None: there is no lease."""
-        ends = [opened.ledger.next_expiry() for opened in self._rounds.values()]
-        return min((end for end in ends if end is not None), default=None)
-
-    # Streams.
-
-    def closed(self, streams: Iterable[tuple[int, int]]) -> bool:
-        """Take note of streams (pass, task) that are closed on all servers.
-
-        Returns:
-            Whether a pass that is over has no open stream any more.
-        """
-        is_last = False
-        for pass_number, task in streams:
-            opened = self._rounds.get(RoundId(RoundKind.TRAINING, pass_number))
-            if opened is not None:
-                opened.ledger.closed([task])
-                self.stage(opened)
-                is_last = is_last or (opened.ledger.is_over and not opened.ledger.open_streams)
-        return is_last
-
-    def streams_to_close(self, worker: str) -> list[tuple[int, int]]:
-        """Return streams (pass, task) that a worker is to close for others."""
-        streams: list[tuple[int, int]] = []
-        for opened in self._rounds.values():
-            tasks = opened.ledger.streams_to_close(worker)
-            streams += [(opened.id.number, task) for task in tasks]
-            self.stage(opened)
-        return streams
-
-    # The schedule.
-
-    def cut_others(self, wanted: Sequence[RoundId], reason: str) -> None:
-        """Cut short all rounds that are not wanted."""
-        for opened in self._rounds.values():
-            if opened.id not in wanted and not opened.ledger.is_over:
-                opened.ledger.cut_short()
-                self.stage(opened)
-                log.info("%s is cut short: %s", opened.id, reason)
-
-    def drop_finished(self, wanted: Sequence[RoundId]) -> None:
-        """Forget rounds that are over, have no dead-lettered tasks and no open streams.
-
-        The done tasks of a pass that was cut short stay recorded: an audit reads them.
-        """
-        for opened in list(self._rounds.values()):
-            ledger = opened.ledger
-            waits = ledger.open_streams or (ledger.dead_letters and not ledger.is_cut_short)
-            if opened.id not in wanted and ledger.is_over and not waits:
-                del self._rounds[opened.id]
-                opened.erase(self._records, self._keys, keeps_done=ledger.is_cut_short)

@@ -1,7 +1,7 @@
-"""Where the engine writes the records of a job.
+"""Where the engine stages the records of a job.
 
-The job master gives its journal, which writes to the coordination store. A job in one process
-gives ``MemoryRecords``. Imports the standard library only; does no I/O.
+The job master gives the outbox of its journal. A job in one process gives ``MemoryRecords``.
+Imports the standard library only; does no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Records(Protocol):
 
         Args:
             key: Its key.
-            render: Called when it is written, perhaps more than once; None: the key goes.
+            render: Called when it is taken, perhaps more than once; None: the key goes.
         """
 
     def stage_first(self, key: str, render: Callable[[], str | None]) -> None:

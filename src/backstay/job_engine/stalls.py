@@ -12,10 +12,11 @@ import hashlib
 import logging
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from backstay.job_engine.job_rounds import JobRounds
 from backstay.job_engine.known_workers import KnownWorkers, WorkerSigns
 from backstay.job_engine.leases import Median
 from backstay.job_engine.open_round import OpenRound
@@ -119,12 +120,10 @@ class Stalls:
     Args:
         spec: The job.
         known: Its workers. The note that people read of each is set there.
-        rounds: Returns the open rounds.
+        rounds: The open rounds.
     """
 
-    def __init__(
-        self, spec: JobSpec, known: KnownWorkers, rounds: Callable[[], Iterable[OpenRound]]
-    ) -> None:
+    def __init__(self, spec: JobSpec, known: KnownWorkers, rounds: JobRounds) -> None:
         self._mode = spec.mode.kind
         self._workers_wait = self._mode in ("sync", "bounded")
         self._known = known
@@ -155,6 +154,7 @@ class Stalls:
 
     def check(self, now_s: float) -> None:
         """Find the stalled workers and act on them; renew the notes for people."""
+        self._follow_leases()
         if not self._workers_wait:
             return
         for known in self._known:
@@ -183,6 +183,7 @@ class Stalls:
         """Return, in bounded mode, the clocks of the workers that others wait for."""
         if self._mode != "bounded":
             return []
+        self._follow_leases()
         if self._leased is None:
             self._leased = {lease.worker for _, lease in self._training_leases(expired_too=True)}
             self._clocks = sorted(map(clock_of_worker, self._leased))
@@ -191,15 +192,16 @@ class Stalls:
         without = set(map(clock_of_worker, self._left_behind))
         return [clock for clock in self._clocks if clock not in without]
 
-    def leases_changed(self, workers: Iterable[str] | None) -> None:
-        """Take note that leases of these workers began or ended; None: perhaps of all workers."""
+    def _follow_leases(self) -> None:
+        """Take note of the leases that began or ended."""
+        workers = self._rounds.take_lease_changes()
         if workers is None or self._leased is None:
             self._leased = None
             return
         for worker in workers:
             has_one = any(
                 opened.ledger.has_lease(worker)
-                for opened in self._rounds()
+                for opened in self._rounds.values()
                 if opened.id.kind is RoundKind.TRAINING
             )
             if has_one and worker not in self._leased:
@@ -218,7 +220,7 @@ class Stalls:
         return None
 
     def _training_leases(self, *, expired_too: bool = False) -> Iterator[tuple[OpenRound, Lease]]:
-        for opened in self._rounds():
+        for opened in self._rounds.values():
             if opened.id.kind is RoundKind.TRAINING:
                 for lease in opened.ledger.leases:
                     if expired_too or not lease.expired:
@@ -233,7 +235,7 @@ class Stalls:
 
     def _forget_done(self) -> None:
         if self._times:
-            done = {opened.id: opened.ledger.done for opened in self._rounds()}
+            done = {opened.id: opened.ledger.done for opened in self._rounds.values()}
             for round_id, task in list(self._times):
                 if round_id not in done or task in done[round_id]:
                     del self._times[round_id, task]

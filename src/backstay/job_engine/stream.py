@@ -28,6 +28,7 @@ class Stream:
         lag: How far the job is behind; None: not known yet.
         lag_s: How long the oldest record that is not done has been there; None: not known.
         waiting_folders: Closed folders whose records are not counted yet.
+        source_trouble: Why their source does not answer; empty: it does.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class Stream:
         self.lag: Lag | None = None
         self.lag_s: float | None = None
         self.waiting_folders = 0
+        self.source_trouble = ""
         self._ends: Mapping[str, PartEnds] = {}
         self._waiting: dict[str, Waiting] = {}
 

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 
 from annotated_types import Interval
 
+from backstay.backoff import Backoff
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.job_spec import JobSpec
@@ -318,11 +319,10 @@ class WorkerSet:
         if failed:
             place.failures += 1
             place.given_up = place.failures > policy.max_relaunches
-        # After an end that is no failure the next worker comes at once. No pause is as long as
-        # 2.0 ** 64, and more doublings would overflow.
-        doublings = place.relaunches - (1 if failed else 2)
-        pause_s = policy.backoff_s * 2.0 ** min(doublings, 64) if doublings >= 0 else 0.0
-        place.not_before_s = now_s + min(pause_s, policy.backoff_max_s)
+        # After the first end that is no failure the next worker comes at once.
+        ends = place.relaunches if failed else place.relaunches - 1
+        backoff = Backoff(policy.backoff_s, policy.backoff_max_s)
+        place.not_before_s = now_s + backoff.pause_s(ends)
 
     def _fail_late(self, place: _Place, how: str) -> None:
         """Count a failure of a place that has, or waits for, another worker already."""

@@ -139,7 +139,7 @@ class RoundOutputs:
                 try:
                     results[name] = float(metric(all_labels, all_predictions))
                 except (InvalidRequest, ValueError, TypeError) as error:
-                    self._problems[name] = str(error)
+                    self._problems[name] = str(error) or type(error).__name__
         return results
 
     def _means(self, ordered: list[TaskOutputs]) -> dict[str, float]:

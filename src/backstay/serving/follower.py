@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import ServedTables
-from backstay.checkpoint.element import Element, kind_of, number_of
-from backstay.checkpoint.export_folder import ExportFolder
-from backstay.errors import BackstayError, CheckpointNotFound, ConfigError
-from backstay.serving.state import Followed, Step, after_base, after_increment, begins_anew
+from backstay.checkpoint.chain import Followed, Step, after_delta, after_full, begins_anew
+from backstay.checkpoint.manifest import NO_PART, Manifest, kind_of, number_of
+from backstay.checkpoint.storage import ExportFolder
+from backstay.errors import BackstayError, CheckpointNotFound, ConfigError, text_of
 from backstay.serving.tables import FollowedTable, Version, dense_values
 from backstay.tables import Dense, Sparse, TableSpec
 
@@ -232,7 +232,7 @@ class Follower:
                 trouble = self._look()
             except Exception as error:  # noqa: BLE001
                 # Whatever a storage raises: what is served stays, and it is tried again.
-                trouble = str(error)
+                trouble = text_of(error)
             if trouble and trouble != self._trouble:
                 log.warning("%s: %s", self.where, trouble)
             elif self._trouble not in (trouble, NO_BASE):
@@ -251,12 +251,12 @@ class Follower:
         self._passed &= set(names)
         # A base that is damaged does not keep the increments of now from being taken.
         no_chain = self._take_chain(names)
-        wrong = self._take_increments(names)
+        wrong = self._take_deltas(names)
         if not wrong and self._is_cut_off(names):
             wrong = "the elements that it followed are gone, and no new base has come"
-        if wrong and self._take_base(names):
+        if wrong and self._take_full(names):
             # It has what was missing.
-            wrong = self._take_increments(names)
+            wrong = self._take_deltas(names)
         return no_chain or wrong
 
     def _take_chain(self, names: list[str]) -> str:
@@ -265,7 +265,7 @@ class Follower:
         wrong = "" if state else NO_BASE
         # Where a folder was emptied, numbers begin anew.
         known = 0 if state is None or self._is_cut_off(names) else number_of(state.chain)
-        for name in reversed([name for name in names if kind_of(name) == "base"]):
+        for name in reversed([name for name in names if kind_of(name) == "full"]):
             if number_of(name) <= known:
                 break
             if name in self._passed:
@@ -277,7 +277,7 @@ class Follower:
             if not begins_anew(self._state, base):
                 self._passed.add(name)
                 continue
-            said = self._take(after_base(None, base), base)
+            said = self._take(after_full(None, base), base)
             if not said:
                 self._passed.clear()
                 return ""
@@ -289,38 +289,38 @@ class Follower:
         state = self._state
         return state is not None and state.newest.id not in names
 
-    def _take_increments(self, names: list[str]) -> str:
+    def _take_deltas(self, names: list[str]) -> str:
         wrong = ""
         for name in names:
             state = self._state
             if state is None:
                 break
-            if kind_of(name) != "increment" or number_of(name) <= state.number:
+            if kind_of(name) != "delta" or number_of(name) <= state.number:
                 continue
             if name in self._passed:
                 continue
-            increment, said = self._read(name)
-            if increment is not None and increment.chain != state.chain:
+            delta, said = self._read(name)
+            if delta is not None and delta.chain != state.chain:
                 self._passed.add(name)
-            elif increment is not None:
-                step = after_increment(state, increment)
-                said = step.missing or self._take(step, increment)
+            elif delta is not None:
+                step = after_delta(state, delta)
+                said = step.missing or self._take(step, delta)
             wrong = wrong or said
             if self._stop.is_set():
                 break
         return wrong
 
-    def _take_base(self, names: list[str]) -> bool:
+    def _take_full(self, names: list[str]) -> bool:
         """Take what is newer in a base of the chain that is followed; whether there was one."""
         for name in reversed(names):
             state = self._state
             if state is None or number_of(name) <= state.number:
                 break
-            if kind_of(name) != "base":
+            if kind_of(name) != "full":
                 continue
             base, _ = self._read(name)
             if base is not None and base.chain == state.chain:
-                return not self._take(after_base(state, base), base)
+                return not self._take(after_full(state, base), base)
         return False
 
     @property
@@ -328,7 +328,7 @@ class Follower:
         version = self._version
         return None if version is None else version.state
 
-    def _read(self, name: str) -> tuple[Element | None, str]:
+    def _read(self, name: str) -> tuple[Manifest | None, str]:
         """Return an element if it is whole, and what is wrong with it."""
         due_s, _ = self._tried.get(name, (0.0, 0.0))
         if time.monotonic() < due_s:
@@ -337,34 +337,34 @@ class Follower:
             return self._folder.read(name), ""
         except BackstayError as error:
             self._try_later(name)
-            return None, str(error)
+            return None, text_of(error)
 
     def _try_later(self, name: str) -> None:
         _, pause_s = self._tried.get(name, (0.0, self._poll_s))
         pause_s = min(2 * pause_s, RETRY_S_MAX)
         self._tried[name] = time.monotonic() + pause_s, pause_s
 
-    def _take(self, step: Step, element: Element) -> str:
+    def _take(self, step: Step, snapshot: Manifest) -> str:
         """Make the next version of an element and serve it; return what is wrong with it."""
         version = self._version
-        if version is not None and version.state.chain == element.chain:
+        if version is not None and version.state.chain == snapshot.chain:
             tables = version.tables
         else:
-            specs = [(spec.name, spec.row_elements) for spec in element.tables]
-            tables = ServedTables(element.slot_count, specs)
+            specs = [(spec.name, spec.row_elements) for spec in snapshot.tables]
+            tables = ServedTables(snapshot.slot_count, specs)
         try:
-            tables = self._with(tables, element, step.slots)
+            tables = self._with(tables, snapshot, step.slots)
         except BackstayError as error:
-            self._try_later(element.id)
-            return f"{element.id} is not used: {error}"
-        self._tried.pop(element.id, None)
+            self._try_later(snapshot.id)
+            return f"{snapshot.id} is not used: {error}"
+        self._tried.pop(snapshot.id, None)
         with self._changed:
             self._version = Version(self._number() + 1, step.state, tables)
             self._changed.notify_all()
         return ""
 
     def _with(
-        self, tables: ServedTables, element: Element, slots: NDArray[np.int64]
+        self, tables: ServedTables, snapshot: Manifest, slots: NDArray[np.int64]
     ) -> ServedTables:
         """Return tables with some slots of an element.
 
@@ -372,25 +372,25 @@ class Follower:
             CheckpointDamaged: A part is not what the manifest says.
             CheckpointUnavailable: A part cannot be read.
         """
-        lists = element.slots
+        entries = snapshot.slots
         wanted: dict[int, list[int]] = {}
         for slot in slots.tolist():
-            wanted.setdefault(lists.part[slot], []).append(slot)
-        empty = [slot for slot in wanted.pop(-1, []) if lists.whole[slot]]
+            wanted.setdefault(int(entries.part[slot]), []).append(slot)
+        empty = [slot for slot in wanted.pop(NO_PART, []) if entries.whole[slot]]
         tables = tables.with_parts("[]", empty)
         for index, some in sorted(wanted.items()):
-            part = element.parts[index]
-            path = self._folder.fetch(element.id, part, Path(self._scratch.name))
+            part = snapshot.parts[index]
+            path = self._folder.fetch_part(snapshot, index, Path(self._scratch.name))
             asked = {
                 "path": str(path),
                 "bytes": part.bytes,
                 "sha256": part.sha256,
-                "element": element.id,
+                "element": snapshot.id,
                 "slots": [
                     {
                         "slot": slot,
-                        "position": lists.position[slot],
-                        "whole": bool(lists.whole[slot]),
+                        "position": int(entries.position[slot]),
+                        "whole": bool(entries.whole[slot]),
                     }
                     for slot in some
                 ],

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._native import ServedTables, initial_rows, table_id
+from backstay.checkpoint.chain import Followed
 from backstay.checkpoint.export_reader import Unknown, as_keys, pulled, with_unknown
 from backstay.checkpoint.reading import block_count
 from backstay.errors import InvalidRequest
-from backstay.serving.state import Followed
 from backstay.tables import Dense, Sparse, TableSpec
 
 __all__ = ["FollowedTable", "Version", "dense_values"]

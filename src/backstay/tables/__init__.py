@@ -1,15 +1,16 @@
 """Descriptions of tables: kind, storage, initializer, optimizer, lifetime, bad gradients.
 
-Frozen dataclasses that check themselves when they are made, with the limits that the servers
-enforce; the JSON form is what travels. A description decides the content of a table given the
-pushes: two servers with the same description and pushes hold the same bytes.
+Frozen dataclasses that the core checks when they are made; the JSON form is what travels. A
+description decides the content of a table given the pushes: two servers with the same description
+and pushes hold the same bytes.
 
-Imports ``backstay.errors``, and NumPy once a user function is traced; never does I/O.
-docs/reference/tables.md has every formula.
+Imports ``backstay._native`` and ``backstay.errors``, and NumPy to trace a user function; never
+does I/O. docs/reference/tables.md has every formula.
 """
 
 from __future__ import annotations
 
+from backstay.tables import optimizers
 from backstay.tables.compensation import AdaptiveRevision, DelayCompensated
 from backstay.tables.initializers import (
     Constant,
@@ -32,24 +33,7 @@ from backstay.tables.lifetime import (
     Lifetime,
     Score,
 )
-from backstay.tables.optimizers import (
-    FTRL,
-    SGD,
-    Adadelta,
-    Adagrad,
-    AdagradDecay,
-    Adam,
-    Adamax,
-    AdamW,
-    AMSGrad,
-    GroupFTRL,
-    Momentum,
-    Optimizer,
-    RMSProp,
-    RowWiseAdagrad,
-    Steps,
-    correction_of,
-)
+from backstay.tables.optimizers import *  # noqa: F403  # an optimizer is named in its file only
 from backstay.tables.spec import (
     Clip,
     Compensation,
@@ -72,15 +56,6 @@ from backstay.tables.user import (
 )
 
 __all__ = [
-    "FTRL",
-    "SGD",
-    "AMSGrad",
-    "Adadelta",
-    "Adagrad",
-    "AdagradDecay",
-    "Adam",
-    "AdamW",
-    "Adamax",
     "AdaptiveRevision",
     "Admission",
     "AdmissionFunction",
@@ -96,23 +71,17 @@ __all__ = [
     "Dense",
     "Evict",
     "Expiry",
-    "GroupFTRL",
     "Initializer",
     "Kind",
     "Lifetime",
-    "Momentum",
     "NonFinite",
     "Normal",
-    "Optimizer",
     "PullFunction",
-    "RMSProp",
     "Refuse",
-    "RowWiseAdagrad",
     "Score",
     "ScoreFunction",
     "Sparse",
     "State",
-    "Steps",
     "Storage",
     "TableSpec",
     "TruncatedNormal",
@@ -120,7 +89,7 @@ __all__ = [
     "UserOptimizer",
     "Xavier",
     "Zeros",
-    "correction_of",
     "per_element",
     "per_row",
 ]
+__all__ += optimizers.__all__

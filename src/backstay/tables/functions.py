@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,16 +22,8 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from backstay._native import FunctionBuilder
 from backstay.errors import ConfigError
-from backstay.tables.expressions import (
-    COMPARISONS,
-    REDUCTIONS,
-    Expression,
-    ExpressionBuilder,
-    Shape,
-    Signature,
-    ValueType,
-)
 from backstay.tables.user import StateDefault
 
 __all__ = ["Traced", "trace"]
@@ -58,9 +50,18 @@ _UFUNCS: dict[Any, str] = {
     np.bitwise_or: "or",
     np.logical_not: "not",
     np.invert: "not",
-    **{getattr(np, name): name for name in COMPARISONS},
+    np.less: "less",
+    np.less_equal: "less_equal",
+    np.greater: "greater",
+    np.greater_equal: "greater_equal",
+    np.equal: "equal",
+    np.not_equal: "not_equal",
 }
-_REDUCTIONS: dict[Any, str] = {getattr(np, name): name for name in REDUCTIONS} | {
+_REDUCTIONS: dict[Any, str] = {
+    np.sum: "sum",
+    np.mean: "mean",
+    np.max: "max",
+    np.min: "min",
     np.amax: "max",
     np.amin: "min",
 }
@@ -80,41 +81,34 @@ class Traced:
         settings: Its keyword-only parameters and their values; without the learning rate.
         learning_rate: The default of ``learning_rate``, if it has one.
         states: The parameters that are states.
-        expression: What it computes.
+        expression: What it computes, as JSON.
     """
 
     name: str
     settings: dict[str, float]
     learning_rate: float | None
     states: dict[str, StateDefault]
-    expression: Expression
+    expression: str
 
 
-def trace(
-    function: Callable[..., Any],
-    inputs: Mapping[str, Shape],
-    result: tuple[str, ValueType],
-    *,
-    settings: Mapping[str, float],
-    with_states: bool = False,
-) -> Traced:
+def trace(function: Callable[..., Any], path: str, *, settings: Mapping[str, float]) -> Traced:
     """Call a function once with symbols and return what it computes.
 
     Args:
         function: Its positional parameters are inputs, or states if they have such a default; its
-            keyword-only ones are settings with numbers as defaults.
-        inputs: The inputs there are.
-        result: Name and type of what it returns.
+            keyword-only ones are settings with numbers as defaults. An optimizer returns the
+            weights and behind them the new values of the states.
+        path: Where it stands in a table's description; the core knows what it is given there.
         settings: Values of settings other than their defaults.
-        with_states: Whether it may have states. It returns their new values behind the result.
 
     Raises:
         ConfigError: It does what cannot be an expression; the message names file and line.
     """
     user = _Function(function)
-    states, defaults = _parameters(user, inputs, with_states=with_states)
-    learning_rate = defaults.pop("learning_rate", None) if with_states else None
-    wants_rate = with_states and "learning_rate" in user.parameters
+    of_optimizer = path == "optimizer.user"
+    inputs = [name for name in FunctionBuilder.inputs(path) if name != "learning_rate"]
+    states, defaults = _parameters(user, inputs, with_states=of_optimizer)
+    learning_rate = defaults.pop("learning_rate", None) if of_optimizer else None
     for name, value in settings.items():
         if name not in defaults:
             user.refuse(f"it has no setting {name!r}; it has {', '.join(defaults) or 'none'}")
@@ -122,12 +116,8 @@ def trace(
     missing = [name for name, value in defaults.items() if value is None]
     if missing:
         user.refuse(f"the setting {missing[0]!r} has neither a value nor a default")
-    shapes = {"element": Shape.VECTOR, "row": Shape.SCALAR}
-    of_states = {name: shapes[state.per] for name, state in states.items()}
-    wanted = dict([result]) | {name: ValueType(shape) for name, shape in of_states.items()}
-    rate = {"learning_rate": Shape.BATCH} if wants_rate else {}
-    signature = Signature({**inputs, **rate, **of_states}, sorted(defaults), wanted)
-    expression = _Tracer(user, signature).run(list(rate))
+    per = [(name, state.per) for name, state in states.items()]
+    expression = _Tracer(user, FunctionBuilder(path, sorted(defaults), per)).run(set(defaults))
     values = {name: float(value) for name, value in defaults.items() if value is not None}
     return Traced(user.name, values, learning_rate, states, expression)
 
@@ -152,7 +142,7 @@ class _Function:
 
 
 def _parameters(
-    function: _Function, inputs: Mapping[str, Shape], *, with_states: bool
+    function: _Function, inputs: Sequence[str], *, with_states: bool
 ) -> tuple[dict[str, StateDefault], dict[str, Any]]:
     """Return the states, and the settings with their defaults (None without one)."""
     states: dict[str, StateDefault] = {}
@@ -177,16 +167,16 @@ def _parameters(
 class _Tracer:
     """One call of one function with symbols."""
 
-    def __init__(self, function: _Function, signature: Signature) -> None:
+    def __init__(self, function: _Function, builder: FunctionBuilder) -> None:
         self.function = function
-        self.builder = ExpressionBuilder(signature)
+        self.builder = builder
 
-    def run(self, rate: Sequence[str]) -> Expression:
-        """Call the function and return its expression."""
+    def run(self, settings: Set[str]) -> str:
+        """Call the function and return its expression, as JSON."""
         symbols: dict[str, Any] = {}
-        for name, one in self.function.parameters.items():
-            is_setting = one.kind is one.KEYWORD_ONLY and name not in rate
-            symbols[name] = self.symbol("setting" if is_setting else "input", name)
+        for name in self.function.parameters:
+            make = self.builder.setting if name in settings else self.builder.input
+            symbols[name] = self.symbol(make, name)
         positional = [
             symbols.pop(name)
             for name, one in self.function.parameters.items()
@@ -211,16 +201,21 @@ class _Tracer:
         except ConfigError as error:
             self.function.refuse(str(error))
 
-    def symbol(self, operation: str, taken: str | float | tuple[int, ...]) -> Symbol:
-        """Return the value of a node; refuses what the rules do not allow."""
+    def symbol(self, make: Callable[..., int], *arguments: Any) -> Symbol:
+        """Return the value of a node that the builder makes, unless its rules forbid it."""
         try:
-            return Symbol(self, self.builder.node(operation, taken))
+            return Symbol(self, make(*arguments))
         except ConfigError as error:
             self.refuse(str(error))
 
     def apply(self, operation: str, values: Sequence[object]) -> Symbol:
         """Return the value of an operation."""
-        return self.symbol(operation, tuple(self.node_of(value) for value in values))
+        nodes = [self.node_of(value) for value in values]
+        return self.symbol(self.builder.operation, operation, nodes)
+
+    def constant(self, value: float) -> Symbol:
+        """Return a number as a value."""
+        return self.symbol(self.builder.constant, value)
 
     def node_of(self, value: object) -> int:
         """Return the node of a symbol or a number."""
@@ -232,7 +227,7 @@ class _Tracer:
             isinstance(value, (int, float, np.number)) or (_is_number(value))
         ):
             self.refuse(f"a {type(value).__name__} where a number or an input is needed")
-        return self.symbol("constant", float(value)).node  # type: ignore[arg-type]  # a number
+        return self.constant(float(value)).node  # type: ignore[arg-type]  # a number
 
     def refuse(self, message: str) -> NoReturn:
         """Raise with the line that is running."""
@@ -295,7 +290,7 @@ class Symbol(NDArrayOperatorsMixin):
         if function is np.clip and len(arguments) == 3:
             return _clipped(tracer, *arguments)
         if function in (np.zeros_like, np.ones_like) and len(arguments) == 1:
-            return tracer.symbol("constant", float(function is np.ones_like))
+            return tracer.constant(float(function is np.ones_like))
         if function is not np.full_like or len(arguments) != 2:
             tracer.refuse(
                 f"np.{name} of {len(arguments)} values cannot run on the servers; {_ALLOWED}"

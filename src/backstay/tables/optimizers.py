@@ -1,44 +1,60 @@
 """What a push does to a row, on the servers: settings and sources of each optimizer.
 
 ``w`` is a weight, ``g`` its gradient. Every optimizer keeps its state per row and changes only
-rows that are pushed. CONTRIBUTING.md, Recipes, lists every place of a new optimizer. Imports
-``backstay.tables.checks`` and ``backstay.tables.user``, the users' own.
+rows that are pushed. The rules of each, and the words of state of a row, are those of the file of
+its name in crates/backstay-core/src/optimizer. Imports ``backstay.tables.part`` only.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-from backstay.tables.checks import (
-    MIN_EPSILON,
-    check_choice,
-    check_flag,
-    check_fraction,
-    check_number,
-)
-from backstay.tables.user import UserOptimizer
+from backstay.tables.part import Part
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "AMSGrad",
+    "Adadelta",
+    "Adagrad",
+    "AdagradDecay",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "GroupFTRL",
+    "Momentum",
+    "Optimizer",
+    "RMSProp",
+    "RowWiseAdagrad",
+    "Steps",
+]
 
 Steps: TypeAlias = Literal["row", "global"]
 
 
+class Optimizer(Part, at="optimizer"):
+    """Base of what a push does to a row, on the servers."""
+
+    def correction(self, step: int) -> float:
+        """Return what a trainer multiplies its learning rate by at its step, from 1.
+
+        Other than 1 with ``steps="global"`` only: the servers leave the bias correction to the
+        trainer.
+        """
+        return 1.0
+
+
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer, name="sgd"):
     """Gradient descent: ``w -= learning_rate * g``. No state."""
 
     learning_rate: float = 0.01
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return 0
-
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Optimizer, name="momentum"):
     """Gradient descent with momentum: ``v = momentum * v + g; w -= learning_rate * v``.
 
     With ``nesterov``: ``w -= learning_rate * (g + momentum * v)``. One word of state per weight.
@@ -51,18 +67,9 @@ class Momentum:
     momentum: float = 0.9
     nesterov: bool = False
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_fraction(self, "momentum")
-        check_flag(self, "nesterov")
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return row_elements
-
 
 @dataclass(frozen=True)
-class Adagrad:
+class Adagrad(Optimizer, name="adagrad"):
     """``a += g * g; w -= learning_rate * g / (sqrt(a) + epsilon)``; ``a`` is the state.
 
     Source: J. Duchi, E. Hazan and Y. Singer, "Adaptive subgradient methods for online learning
@@ -74,18 +81,9 @@ class Adagrad:
     epsilon: float = 1e-10
     initial_accumulator: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_number(self, "epsilon", MIN_EPSILON)
-        check_number(self, "initial_accumulator", 0.0)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return row_elements
-
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer, name="adam"):
     """Adam, lazy: only rows that are pushed change.
 
     ``steps="row"``: the bias correction counts the row's own updates. ``steps="global"``: it counts
@@ -104,18 +102,6 @@ class Adam:
     epsilon: float = 1e-8
     steps: Steps = field(default="row", kw_only=True)
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_fraction(self, "beta1")
-        check_fraction(self, "beta2")
-        check_number(self, "epsilon", MIN_EPSILON)
-        check_choice(self, "steps", get_args(Steps))
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        # Two moments for each weight, and how often the row was updated.
-        return 2 * row_elements + 1
-
     def correction(self, step: int) -> float:
         """Return the factor of the learning rate that the trainer's step gives, from step 1."""
         if self.steps == "row":
@@ -124,7 +110,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW(Adam):
+class AdamW(Adam, name="adamw"):
     """``w *= 1 - learning_rate * weight_decay``, then a step of :class:`Adam`.
 
     Rows that are not pushed do not decay. With ``steps="global"`` the decay follows the correction
@@ -136,13 +122,9 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self, "weight_decay", 0.0)
-
 
 @dataclass(frozen=True)
-class RMSProp:
+class RMSProp(Optimizer, name="rmsprop"):
     """Divide the gradient by a running root mean square, or deviation if ``centered``.
 
     ``epsilon_inside_sqrt=False`` divides by ``sqrt(x) + epsilon`` as PyTorch does, True by
@@ -161,21 +143,9 @@ class RMSProp:
     centered: bool = False
     epsilon_inside_sqrt: bool = False
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_fraction(self, "rho")
-        check_number(self, "epsilon", MIN_EPSILON)
-        check_fraction(self, "momentum")
-        check_flag(self, "centered")
-        check_flag(self, "epsilon_inside_sqrt")
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return row_elements * (1 + self.centered + (self.momentum > 0.0))
-
 
 @dataclass(frozen=True)
-class FTRL:
+class FTRL(Optimizer, name="ftrl"):
     """FTRL-Proximal: ``l1`` makes weights of little use exactly 0.
 
     The weights follow from the state alone: use it with :class:`Zeros`. ``l2`` is the paper's;
@@ -191,20 +161,9 @@ class FTRL:
     learning_rate_power: float = -0.5
     initial_accumulator: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", MIN_EPSILON)
-        check_number(self, "l1", 0.0)
-        check_number(self, "l2", 0.0)
-        check_number(self, "learning_rate_power", -1.0, 0.0)
-        check_number(self, "initial_accumulator", MIN_EPSILON)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return 2 * row_elements
-
 
 @dataclass(frozen=True)
-class RowWiseAdagrad:
+class RowWiseAdagrad(Optimizer, name="rowwiseadagrad"):
     """Adagrad with one accumulator for a row: ``a += mean(g * g)``.
 
     ``w -= learning_rate * g / (sqrt(a) + epsilon)``. One word of state per row.
@@ -218,18 +177,9 @@ class RowWiseAdagrad:
     epsilon: float = 1e-8
     initial_accumulator: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_number(self, "epsilon", MIN_EPSILON)
-        check_number(self, "initial_accumulator", 0.0)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return 1
-
 
 @dataclass(frozen=True)
-class Adadelta:
+class Adadelta(Optimizer, name="adadelta"):
     """Steps of the size of the steps before, over that of the gradients.
 
     Defaults as in PyTorch; Paddle's are 0.001, 0.95 and 1e-6. Two words of state per weight.
@@ -241,18 +191,9 @@ class Adadelta:
     rho: float = 0.9
     epsilon: float = 1e-6
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_fraction(self, "rho")
-        check_number(self, "epsilon", MIN_EPSILON)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return 2 * row_elements
-
 
 @dataclass(frozen=True)
-class Adamax:
+class Adamax(Optimizer, name="adamax"):
     """Adam with the largest gradient in place of the mean square; lazy, as :class:`Adam`.
 
     ``epsilon_on_maximum=False`` adds epsilon to the gradient's magnitude as PyTorch does, True to
@@ -269,25 +210,13 @@ class Adamax:
     steps: Steps = field(default="row", kw_only=True)
     epsilon_on_maximum: bool = field(default=False, kw_only=True)
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_fraction(self, "beta1")
-        check_fraction(self, "beta2")
-        check_number(self, "epsilon", MIN_EPSILON)
-        check_choice(self, "steps", get_args(Steps))
-        check_flag(self, "epsilon_on_maximum")
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return 2 * row_elements + 1
-
     def correction(self, step: int) -> float:
         """Return the factor of the learning rate that the trainer's step gives, from step 1."""
         return 1.0 if self.steps == "row" else 1.0 / (1.0 - self.beta1**step)
 
 
 @dataclass(frozen=True)
-class AMSGrad(Adam):
+class AMSGrad(Adam, name="amsgrad"):
     """Adam with the largest mean square so far; with ``weight_decay`` that of :class:`AdamW`.
 
     State: three words per weight, and one.
@@ -298,17 +227,9 @@ class AMSGrad(Adam):
 
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self, "weight_decay", 0.0)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return 3 * row_elements + 1
-
 
 @dataclass(frozen=True)
-class AdagradDecay:
+class AdagradDecay(Optimizer, name="adagraddecay"):
     """Adagrad that forgets: ``a = max(decay * a, initial_accumulator) + g * g``.
 
     At each update of the row. One word of state per weight.
@@ -322,19 +243,9 @@ class AdagradDecay:
     epsilon: float = 1e-10
     initial_accumulator: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", 0.0)
-        check_fraction(self, "decay")
-        check_number(self, "epsilon", MIN_EPSILON)
-        check_number(self, "initial_accumulator", 0.0)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return row_elements
-
 
 @dataclass(frozen=True)
-class GroupFTRL:
+class GroupFTRL(Optimizer, name="groupftrl"):
     """FTRL-Proximal with a group lasso: ``l21`` makes whole rows of little use exactly 0.
 
     The weights follow from the state alone: use it with :class:`Zeros`. State: two words per
@@ -349,40 +260,3 @@ class GroupFTRL:
     l2: float = 0.0
     l21: float = 0.0
     initial_accumulator: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number(self, "learning_rate", MIN_EPSILON)
-        check_number(self, "l1", 0.0)
-        check_number(self, "l2", 0.0)
-        check_number(self, "l21", 0.0)
-        check_number(self, "initial_accumulator", MIN_EPSILON)
-
-    def state_elements(self, row_elements: int) -> int:
-        """Return the words of state of a row of so many weights, as the core does."""
-        return 2 * row_elements
-
-
-Optimizer: TypeAlias = (
-    SGD
-    | Momentum
-    | Adagrad
-    | Adam
-    | AdamW
-    | RMSProp
-    | FTRL
-    | RowWiseAdagrad
-    | Adadelta
-    | Adamax
-    | AMSGrad
-    | AdagradDecay
-    | GroupFTRL
-    | UserOptimizer
-)
-
-
-def correction_of(optimizer: Optimizer, step: int) -> float:
-    """Return what a trainer multiplies its learning rate by at its step, from 1.
-
-    Other than 1 with ``steps="global"`` only: the servers leave the bias correction to the trainer.
-    """
-    return optimizer.correction(step) if isinstance(optimizer, Adam | Adamax) else 1.0

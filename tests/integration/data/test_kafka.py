@@ -26,7 +26,7 @@ from tests.integration.tiny_jobs import write_model
 from tests.kafka.broker import KafkaBroker
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 _numbers = itertools.count()
 LIMIT_S = 200.0

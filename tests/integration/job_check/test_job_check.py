@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from backstay.checkpoint.storage import CheckpointStorage
-from backstay.cli.exit_codes import EXIT_STOPPED
 from backstay.errors import ConfigError, JobError, NonFiniteLoss
+from backstay.exit_codes import ExitCode
 from backstay.job_check import process as check_process
 from backstay.job_check.process import check_job_apart, dry_run_apart
 from backstay.job_spec import JobSpec
@@ -251,7 +251,7 @@ def test_the_check_ends_with_its_command(folder: Path, number: signal.Signals) -
             pid_file = folder / "pid"
             pid = int(wait_until(lambda: pid_file.read_text() if pid_file.exists() else ""))
             process.send_signal(number)
-            wanted = EXIT_STOPPED if number == signal.SIGTERM else -signal.SIGKILL
+            wanted = ExitCode.STOPPED if number == signal.SIGTERM else -signal.SIGKILL
             assert process.wait(LIMIT_S) == wanted
         finally:
             process.kill()

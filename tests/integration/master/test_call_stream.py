@@ -36,10 +36,10 @@ from backstay.master.job import Job
 from backstay.master.service import JobService
 from tests.integration.counting_jobs import Eventually
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import Master, counting_spec, master_of
+from tests.unit.job_records_of import Master, counting_spec, master_of, service_of
 
 T = TypeVar("T")
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 TOKEN = "secret-of-this-job"
 
 
@@ -61,6 +61,7 @@ class Serving:
         self._instance, self._token = instance, token
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self.service: JobService
+        self._services: Any
         self.job: Job
         self.master: Master
         self.address = ""
@@ -75,14 +76,23 @@ class Serving:
         async with master_of(store, self._spec, self._instance) as (self.master, self.job):
             control = ControlServer(Listens(self._token))
             self.address = control.address
-            self.service = JobService(MasterRecord(self.address, self._instance, "here", 1))
-            self.service.job = self.job
-            job_pb2_grpc.add_JobServiceServicer_to_server(self.service, control.server)
+            self._services = control.services
+            self._add_service()
             await control.start([])
             self._ready.set()
             await self._stop.wait()
             self.service.end_streams()
             await control.stop(LIMIT_S)
+
+    def _add_service(self) -> None:
+        own = MasterRecord(self.address, self._instance, "here", 1)
+        self.service = service_of(self.job, own)
+        job_pb2_grpc.add_JobServiceServicer_to_server(self.service, self._services)
+
+    def begin_anew(self) -> None:
+        """End all streams, and take new ones."""
+        self.service.end_streams()
+        self._add_service()
 
     def knows(self, worker: str) -> bool:
         """Whether the job master has heard of a worker."""
@@ -244,7 +254,7 @@ def test_a_fault_of_the_master_fails_one_call(
     serving = start()
     with stream_to(serving) as stream:
         with monkeypatch.context() as broken:
-            broken.setattr(serving.job, "assign", lambda _: 1 // 0)
+            broken.setattr(serving.job, "give", lambda *_, **__: 1 // 0)
             with pytest.raises(ProtocolError, match="ZeroDivisionError"):
                 stream.GetTask(asks("a"), timeout=LIMIT_S)
         assert lease_of(stream, "a").attempt
@@ -278,8 +288,7 @@ def test_leases_outlive_a_stream_that_breaks(start: Start) -> None:
         lease = calls.call_on_stream(lambda stream, _: lease_of(stream, "a"))
         stream = calls._stream
         assert stream is not None
-        serving.do(serving.service.end_streams)
-        serving.service._stopping = None
+        serving.do(serving.begin_anew)
         answer = calls.call_on_stream(
             lambda stream, timeout: stream.RenewLeases(sign("a", lease), timeout=timeout),
             deadline_s=serving.job.task_lease_ttl_ms / 1000,
@@ -293,10 +302,7 @@ def test_the_stream_follows_the_job_master(start: Start) -> None:
     with calls_to([former]) as calls:
         calls.call_on_stream(lambda stream, _: lease_of(stream, "a"))
 
-        def fence() -> None:
-            former.service.job = None
-
-        former.do(fence)
+        former.do(lambda: former.job.journal.fail(NotJobMaster("another process is")))
         masters = [start(instance=2)]
         calls.master = lambda: MasterRecord(masters[0].address, 2, "here", 1)  # type: ignore[method-assign]
         # The former one still runs, and says that it is the master no more.

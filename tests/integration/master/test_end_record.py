@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-
-import pytest
 
 from backstay._proto.v1 import job_pb2
 from backstay.cluster.directory import Directory
@@ -19,7 +16,6 @@ from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
 from backstay.master.hosted_launcher import ExitsSeen
 from backstay.master.job_client import JobClient
-from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, counting_spec
 from tests.unit.memory_nodes import until
 
@@ -58,12 +54,6 @@ def recorded(endpoints: list[str]) -> dict[str, str]:
         return dict(read_keys(directory, KEYS.root))
     finally:
         directory.close()
-
-
-@pytest.fixture
-def endpoints() -> Iterator[list[str]]:
-    with LocalCluster(servers=1) as cluster:
-        yield cluster.endpoints
 
 
 def served(endpoints: list[str], record: Record, spec: JobSpec, *, stops: bool = False) -> str:

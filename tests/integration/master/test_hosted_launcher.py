@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,12 +11,10 @@ import pytest
 
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
-from backstay.job_spec import LAUNCHERS, WorkersSpec
+from backstay.job_spec import LAUNCHERS, LauncherClasses, WorkersSpec
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
-from backstay.master.job_client import forget_job
 from backstay.master.launcher import WorkerProgram
-from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, TASKS, Worker, counting_spec
 
 
@@ -59,17 +57,11 @@ class ThreadLauncher:
         self.is_closed = True
 
 
-@pytest.fixture
-def endpoints() -> Iterator[list[str]]:
-    with LocalCluster(servers=1) as cluster:
-        yield cluster.endpoints
-        forget_job(cluster.endpoints, JOB, config=CLIENT)
-
-
 def test_a_job_runs_with_the_launcher_of_its_job_file(
     endpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LAUNCHERS, "threads", f"{__name__}:{ThreadLauncher.__name__}")
+    classes = LauncherClasses(f"{__name__}:{ThreadLauncher.__name__}")
+    monkeypatch.setitem(LAUNCHERS, "threads", classes)
     spec = counting_spec(
         tmp_path, launcher="threads", workers=WorkersSpec(initial=2, min=1, max=2, env={"A": "b"})
     )

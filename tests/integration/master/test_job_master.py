@@ -47,20 +47,14 @@ from tests.integration.counting_jobs import (
 from tests.waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(servers=3) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def masters(
-    cluster: LocalCluster, tmp_path: Path, plain_environment: dict[str, str]
+    three_servers: LocalCluster, tmp_path: Path, plain_environment: dict[str, str]
 ) -> Iterator[Masters]:
-    masters = Masters(cluster.endpoints, tmp_path, plain_environment)
+    masters = Masters(three_servers.endpoints, tmp_path, plain_environment)
     yield masters
     masters.end()
-    forget_job(cluster.endpoints, JOB, config=CLIENT)
+    forget_job(three_servers.endpoints, JOB, config=CLIENT)
 
 
 def all_tasks(passes: int) -> dict[tuple[str, int, int], int]:

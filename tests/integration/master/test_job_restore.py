@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 from backstay import rpc
 from backstay.checkpoint import remote
-from backstay.cli.audit import audit_job
 from backstay.config import SecurityConfig
 from backstay.job.messages import Task
 from backstay.job_spec import CheckpointSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.runner.audit import audit_job
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, TASKS, Eventually, wait_for_master
 from tests.integration.counting_worker import ALL_TASKS, CountingWorker, counted_job, restore
 

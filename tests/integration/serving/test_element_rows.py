@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,13 @@ from numpy.typing import NDArray
 
 from backstay._native import initial_rows, slots_of, table_id
 from backstay.checkpoint import tensors
-from backstay.checkpoint.documents import FileEntry
-from backstay.checkpoint.element import Element, ExportChoice
-from backstay.checkpoint.export_folder import ExportFolder
-from backstay.checkpoint.export_parts import PART_FORMAT
+from backstay.checkpoint.chain import after_full
+from backstay.checkpoint.manifest import ExportChoice, Manifest, Part
+from backstay.checkpoint.storage import ExportFolder
 from backstay.errors import CheckpointDamaged
 from backstay.pserver.exports.topic.element_rows import ElementRows
 from backstay.pserver.exports.topic.messages import TABLES_KEY, Message, row_messages
 from backstay.pserver.exports.topic.steps import TopicStep, followed, next_step
-from backstay.serving.state import after_base
 from backstay.tables import SGD, TableSpec, Uniform
 from tests.unit.pserver.test_export_topics import progress
 from tests.unit.serving.elements import base, increment
@@ -47,15 +44,15 @@ def by_slot(keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.ui
 
 def written(
     folder: Path,
-    element: Element,
+    element: Manifest,
     rows: dict[TableSpec, Sequence[int]],
     deleted: Sequence[int] = (),
-) -> Element:
+) -> Manifest:
     """Write an element with a part: each row has its key as its weights; of ``t`` keys went."""
     specs = (T, W)
     slots = np.arange(SLOTS, dtype=np.uint64)
     content: dict[str, NDArray[np.generic]] = {
-        "memory.slots": np.stack([slots, element.position, element.epoch], axis=1)
+        "memory.slots": np.stack([slots, element.slots.position, element.slots.epoch], axis=1)
     }
     counts = np.zeros(SLOTS, np.int64)
     weights: dict[str, NDArray[np.generic]] = {}
@@ -76,7 +73,9 @@ def written(
     content |= weights
     kinds = {np.dtype(np.uint64): "U64", np.dtype(np.float32): "F32"}
     shapes = {name: (kinds[one.dtype], one.shape) for name, one in content.items()}
-    arrays = tensors.create(path, shapes, {"format": PART_FORMAT, "checkpoint": element.id})
+    arrays = tensors.create(
+        path, shapes, {"format": "backstay-export-part-1", "checkpoint": element.id}
+    )
     for name, one in content.items():
         arrays[name][...] = one
     del arrays
@@ -84,11 +83,11 @@ def written(
     whole = replace(
         element,
         choice=ExportChoice(("t", "w")),
-        specs=tuple(json.loads(one.to_json()) for one in specs),
-        parts=(FileEntry(PART, path.stat().st_size, digest),),
-        slots=replace(element.slots, rows=tuple(counts.tolist())),
+        tables=specs,
+        parts=(Part(PART, path.stat().st_size, digest),),
+        slots=replace(element.slots, rows=counts.astype(np.uint64)),
     )
-    there.finish(whole)
+    there.write_manifest(whole)
     return whole
 
 
@@ -118,7 +117,7 @@ def test_a_base_removes_what_the_topic_has_besides(tmp_path: Path) -> None:
         *((key, True) for key in rows_of("w", [0, 1, 99])),
         (b"progress", True),
     ]
-    step = TopicStep.of(first, after_base(None, first))
+    step = TopicStep.of(first, after_full(None, first))
     with opened(tmp_path, step, topic) as rows:
         messages = list(rows.messages(1))
         assert (rows.written.rows, rows.written.gone) == (3 + 2, 3)
@@ -160,8 +159,8 @@ def test_of_a_base_beside_increments_slots_that_are_not_newer_are_left_alone(
 ) -> None:
     first = written(tmp_path, base(7, [3, 9]), {T: KEYS.tolist()})
     beside = written(tmp_path, base(9, [5, 9], chain=first.chain), {T: []})
-    state = after_base(None, first).state
-    step = TopicStep.of(beside, after_base(state, beside))
+    state = after_full(None, first).state
+    step = TopicStep.of(beside, after_full(state, beside))
     topic = [(key, True) for key in rows_of("t", KEYS.tolist())]
     with opened(tmp_path, step, topic) as rows:
         found = told(list(rows.messages(1)))
@@ -176,6 +175,6 @@ def test_a_damaged_part_is_named_before_anything_is_written(tmp_path: Path, at: 
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    step = TopicStep.of(first, after_base(None, first))
+    step = TopicStep.of(first, after_full(None, first))
     with pytest.raises(CheckpointDamaged, match=f"{first.id}/{PART}: its checksum is wrong"):
         opened(tmp_path, step, [])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backstay.checkpoint.element import number_of
+from backstay.checkpoint.manifest import number_of
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.job_spec import DataSpec, ExportsSpec, JobSpec
@@ -18,7 +18,6 @@ from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
 
 
-@pytest.mark.timeout(300)
 def test_a_job_exports_until_its_end_though_its_master_dies(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     served, saved = tmp_path / "served", tmp_path / "checkpoints"

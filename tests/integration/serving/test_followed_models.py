@@ -18,7 +18,7 @@ from tests.integration.tiny_jobs import write_model
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
 
-@pytest.fixture(params=["paddle", "torch"])
+@pytest.fixture(params=["torch", pytest.param("paddle", marks=pytest.mark.slow)])
 def framework(request: pytest.FixtureRequest) -> str:
     pytest.importorskip(request.param)
     return str(request.param)

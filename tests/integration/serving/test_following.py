@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from backstay.checkpoint import remote
-from backstay.checkpoint.element import Element, kind_of, number_of
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.manifest import Manifest, kind_of, number_of
+from backstay.checkpoint.storage import ExportFolder
 from backstay.errors import CheckpointNotFound, ConfigError, ExportRefused, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
@@ -79,7 +79,7 @@ def test_a_follower_has_the_rows_of_the_servers(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="no row of 10 of 10"):
                 table.lookup(KEYS[40:50], unknown="refuse")
             # What an increment has is little.
-            newest = [one for one in elements_in(tmp_path / "served") if one.kind == "increment"]
+            newest = [one for one in elements_in(tmp_path / "served") if one.kind == "delta"]
             assert 0 < sum(one.rows for one in newest) < len(KEYS) / 2
             stop_export(cluster)
             assert follower.status.trouble == ""
@@ -200,7 +200,7 @@ def test_a_damaged_base_beside_the_increments_holds_up_none_of_them(tmp_path: Pa
             first.rename(aside)
 
             def another() -> str | None:
-                return next((name for name in finished(folder) if kind_of(name) == "base"), None)
+                return next((name for name in finished(folder) if kind_of(name) == "full"), None)
 
             damaged = wait_until(another)
             aside.rename(first)
@@ -242,7 +242,7 @@ def test_an_increment_after_a_death_is_small(tmp_path: Path) -> None:
 def two_bases_and_theirs(folder: Path) -> bool:
     """Whether what is left is two bases, and the increments that come after the older one."""
     names = finished(folder)
-    bases = [name for name in names if kind_of(name) == "base"]
+    bases = [name for name in names if kind_of(name) == "full"]
     return len(bases) == 2 and min(map(number_of, names)) == number_of(bases[0])
 
 
@@ -259,7 +259,7 @@ def test_a_new_base_comes_while_a_follower_serves_and_old_elements_go(tmp_path: 
             def three_bases() -> bool:
                 # All rows change, so the increments soon are as large as the base.
                 client.push("wide", KEYS, np.ones((len(KEYS), 4)))
-                bases = [name for name in finished(folder) if kind_of(name) == "base"]
+                bases = [name for name in finished(folder) if kind_of(name) == "full"]
                 return first not in bases
 
             wait_until(three_bases, lambda: f"a third base; {finished(folder)}")
@@ -413,8 +413,8 @@ def test_a_storage_that_hangs_holds_up_nobody(
     goes_on = threading.Event()
     whole = ExportFolder.read
 
-    def read(there: ExportFolder, name: str) -> Element | None:
-        if kind_of(name) == "increment":
+    def read(there: ExportFolder, name: str) -> Manifest | None:
+        if kind_of(name) == "delta":
             goes_on.wait()
         return whole(there, name)
 
@@ -474,7 +474,7 @@ def test_a_damaged_or_missing_increment_is_named_and_not_used(tmp_path: Path) ->
                 settled(follower)
         stop_export(cluster)
         before = client.pull("wide", KEYS)
-    with_rows = [one for one in elements_in(folder) if one.kind == "increment" and one.rows]
+    with_rows = [one for one in elements_in(folder) if one.kind == "delta" and one.rows]
     second = with_rows[1]
     part = second.parts[0].file
     shutil.copytree(folder, copy)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import s3fs
 
-from backstay.checkpoint.element import kind_of
-from backstay.checkpoint.export_folder import ExportFolder
+from backstay.checkpoint.manifest import kind_of
+from backstay.checkpoint.storage import ExportFolder
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.serving import Follower
 from backstay.tables import Adagrad, TableSpec
@@ -52,7 +52,7 @@ def test_a_follower_has_the_rows_that_servers_export_to_s3(
             stop_export(cluster)
         there = ExportFolder(URL, options)
         finished = [name for name in there.names() if there.is_finished(name)]
-        assert {kind_of(name) for name in finished} == {"base", "increment"}
+        assert {kind_of(name) for name in finished} == {"full", "delta"}
         # Nobody needs the servers to begin with what they left.
         with Follower(URL, options=options) as late:
             assert len(late.table("t")) == len(KEYS) - 15

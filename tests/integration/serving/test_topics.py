@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Producer
 
 from backstay.checkpoint import remote
-from backstay.checkpoint.element import number_of
-from backstay.checkpoint.remote_exports import ExportTopic
-from backstay.consensus.records.exports import ExportRecord, TopicRecord
+from backstay.checkpoint.manifest import number_of
+from backstay.consensus.records.exports import ExportRecord
 from backstay.errors import CheckpointUnavailable, ConfigError, ExportRefused, InvalidRequest
 from backstay.job_spec import DataSpec, ExportsSpec, ExportTopicSpec, JobSpec
 from backstay.pserver.exports.topic.link import TopicLink
@@ -65,8 +64,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def topic(broker: KafkaBroker) -> ExportTopic:
-    return ExportTopic((broker.address,), f"served-{next(_numbers)}")
+def topic(broker: KafkaBroker) -> ExportTopicSpec:
+    return ExportTopicSpec(name=f"served-{next(_numbers)}", brokers=(broker.address,))
 
 
 @pytest.fixture
@@ -102,7 +101,11 @@ def settled(cluster: LocalCluster) -> str:
 
 
 def test_the_topic_has_the_rows_of_the_servers(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopicSpec,
+    cluster: LocalCluster,
+    client: Client,
 ) -> None:
     broker.create_topic(topic.name, 3, COMPACT)
     fill(client)
@@ -165,7 +168,7 @@ def scaled(weights: Any, *, factor: float = 1.0) -> Any:
 def test_rows_are_told_anew_when_the_function_on_pull_changes(
     tmp_path: Path,
     broker: KafkaBroker,
-    topic: ExportTopic,
+    topic: ExportTopicSpec,
     cluster: LocalCluster,
     client: Client,
     command: Command,
@@ -189,7 +192,11 @@ def test_rows_are_told_anew_when_the_function_on_pull_changes(
 
 
 def test_each_state_of_the_topic_is_that_of_an_element(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopicSpec,
+    cluster: LocalCluster,
+    client: Client,
 ) -> None:
     folder = tmp_path / "served"
     fill(client)
@@ -225,7 +232,11 @@ def test_each_state_of_the_topic_is_that_of_an_element(
 
 
 def test_a_broker_that_stands_still_is_told_of_and_caught_up_with(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopicSpec,
+    cluster: LocalCluster,
+    client: Client,
 ) -> None:
     folder = tmp_path / "served"
     fill(client)
@@ -266,7 +277,7 @@ def test_a_broker_that_stands_still_is_told_of_and_caught_up_with(
 def test_the_last_increment_goes_to_the_topic_too(
     tmp_path: Path,
     broker: KafkaBroker,
-    topic: ExportTopic,
+    topic: ExportTopicSpec,
     cluster: LocalCluster,
     client: Client,
     command: Command,
@@ -304,7 +315,7 @@ def test_the_last_increment_goes_to_the_topic_too(
 
 
 def test_a_job_has_its_rows_in_a_topic(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopicSpec, cluster: LocalCluster
 ) -> None:
     pytest.importorskip("torch")
     spec = JobSpec(
@@ -314,7 +325,7 @@ def test_a_job_has_its_rows_in_a_topic(
         records_per_task=250,
         exports=ExportsSpec(
             url=str(tmp_path / "served"),
-            topic=ExportTopicSpec(name=topic.name, brokers=topic.brokers),
+            topic=topic,
         ),
     )
     with JobProcesses(cluster, spec, tmp_path) as running:
@@ -337,7 +348,11 @@ def test_a_job_has_its_rows_in_a_topic(
 
 
 def test_what_kafka_compacts_is_gone_on_with(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopicSpec,
+    cluster: LocalCluster,
+    client: Client,
 ) -> None:
     often = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "delete.retention.ms": "1"}
     broker.create_topic(topic.name, 1, {**COMPACT, **often})
@@ -367,7 +382,11 @@ def test_what_kafka_compacts_is_gone_on_with(
 
 
 def test_the_example_of_the_guide_has_the_rows(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopicSpec,
+    cluster: LocalCluster,
+    client: Client,
 ) -> None:
     fill(client)
     start_export(cluster, tmp_path / "served", topic=topic)
@@ -398,7 +417,11 @@ def test_the_example_of_the_guide_has_the_rows(
 
 
 def test_topics_that_do_not_fit_are_refused(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic, cluster: LocalCluster, client: Client
+    tmp_path: Path,
+    broker: KafkaBroker,
+    topic: ExportTopicSpec,
+    cluster: LocalCluster,
+    client: Client,
 ) -> None:
     folder = tmp_path / "served"
     broker.create_topic("plain")
@@ -406,8 +429,9 @@ def test_topics_that_do_not_fit_are_refused(
     with pytest.raises(ExportRefused, match=r"topic plain has cleanup\.policy=delete"):
         start_export(cluster, folder, topic=plain)
     for name in ("sasl.password", "transactional.id"):
+        wrong = {**asdict(topic), "settings": {name: "x"}}
         with pytest.raises(InvalidRequest, match=name):
-            start_export(cluster, folder, topic=replace(topic, settings={name: "x"}))
+            start_export(cluster, folder, topic=wrong)
     with pytest.raises(ConfigError, match=r"no\.such"):
         start_export(cluster, folder, topic=replace(topic, settings={"no.such": "x"}))
     with pytest.raises(CheckpointUnavailable, match=rf"topic {topic.name}.*127.0.0.1:1"):
@@ -429,7 +453,7 @@ def test_topics_that_do_not_fit_are_refused(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_nothing_goes_back_while_the_controller_and_the_broker_are_killed(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopicSpec
 ) -> None:
     chosen: dict[str, Any] = {"slot_count": SLOTS, "checkpoint_url": str(tmp_path / "ckpt")}
     broker.create_topic(topic.name, 2, COMPACT)
@@ -480,7 +504,7 @@ def never_smaller(table: str, before: bytes | None, now: bytes | None) -> None:
 
 
 def test_of_two_who_write_a_topic_one_is_fenced_off(broker: KafkaBroker) -> None:
-    where = TopicRecord((broker.address,), f"served-{next(_numbers)}")
+    where = ExportTopicSpec(name=f"served-{next(_numbers)}", brokers=(broker.address,))
     with TopicLink(where, lambda: True) as first:
         first.publish(
             row_messages(b"t", KEYS[:3], np.ones((3, 2), np.float32), 1),
@@ -531,15 +555,15 @@ def progress(element: str) -> TopicProgress:
 
 
 def test_the_export_that_was_started_later_has_the_topic(
-    tmp_path: Path, broker: KafkaBroker, topic: ExportTopic
+    tmp_path: Path, broker: KafkaBroker, topic: ExportTopicSpec
 ) -> None:
-    where = TopicRecord(topic.brokers, topic.name)
+    spec = ExportsSpec(url=str(tmp_path), tables=("*",), topic=topic)
     figures = ExportsFigures()
     earlier, later = (
-        ExportRecord(name, name, str(tmp_path), 1.0, ("*",), False, None, started, topic=where)
+        ExportRecord(name=name, run=name, spec=spec, started=started)
         for name, started in (("earlier", "2026-11-26T10:00"), ("later", "2026-11-26T11:00"))
     )
-    with TopicLink(where, lambda: True) as link:
+    with TopicLink(topic, lambda: True) as link:
         said = replace(progress("base-000001-aaaaaa"), run=later.run, started=later.started)
         link.publish([], said)
         publisher = TopicPublisher(earlier, figures.begin("earlier"))

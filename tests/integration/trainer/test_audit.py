@@ -16,11 +16,10 @@ from backstay.trainer.worker.audit import RecordCounter, RecordsAudit, TaskCount
 JOB = 77
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    settings = {"slot_count": 16, "replicas": 1}
-    with LocalCluster(servers=1, settings=settings) as cluster, Client(cluster.endpoints) as one:
-        yield one
+@pytest.fixture
+def client(one_server: LocalCluster) -> Iterator[Client]:
+    with Client(one_server.endpoints) as client:
+        yield client
 
 
 def judged(client: Client, job: str, *tasks: TaskCount) -> RecordsAudit:

@@ -30,15 +30,9 @@ from tests.waiting import wait_until
 DIM = 4
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(servers=3) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Client]:
-    with Client(cluster.endpoints[0]) as client:
+def client(three_servers: LocalCluster) -> Iterator[Client]:
+    with Client(three_servers.endpoints[0]) as client:
         yield client
 
 
@@ -320,15 +314,17 @@ def test_unknown_tables_and_conflicts_are_named(client: Client, counter: Table) 
     assert counter.name in [spec.name for spec in client.tables()]
 
 
-def test_every_endpoint_leads_to_the_same_cluster(cluster: LocalCluster, counter: Table) -> None:
-    with Client(cluster.endpoints[0]) as writer, Client(cluster.endpoints) as reader:
+def test_every_endpoint_leads_to_the_same_cluster(
+    three_servers: LocalCluster, counter: Table
+) -> None:
+    with Client(three_servers.endpoints[0]) as writer, Client(three_servers.endpoints) as reader:
         writer.push(counter, np.array([77]), ones(1))
         assert reader.pull(counter.name, np.array([77]))[0, 0] == 1
         assert len(reader.cluster().nodes) == 3
 
 
-def test_a_closed_client_says_so(cluster: LocalCluster, counter: Table) -> None:
-    client = Client(cluster.endpoints[0])
+def test_a_closed_client_says_so(three_servers: LocalCluster, counter: Table) -> None:
+    client = Client(three_servers.endpoints[0])
     batch = client.prepare(np.array([1]))
     client.close()
     client.close()
@@ -419,13 +415,13 @@ def test_a_dead_server_is_named_at_the_deadline() -> None:
 
 
 def test_a_trainer_killed_in_the_middle_of_pushes_harms_nobody(
-    cluster: LocalCluster, client: Client, counter: Table
+    three_servers: LocalCluster, client: Client, counter: Table
 ) -> None:
     script = textwrap.dedent(
         f"""
         import numpy as np
         from backstay.trainer import Client
-        client = Client({cluster.endpoints[0]!r})
+        client = Client({three_servers.endpoints[0]!r})
         keys = np.arange(20000)
         gradients = np.full((20000, {DIM}), -1.0, dtype=np.float32)
         while True:
@@ -476,11 +472,11 @@ def test_a_forked_process_is_refused_clearly(client: Client, counter: Table) -> 
     assert subprocess.run(words, env=env, check=False).returncode == 7
 
 
-def test_a_program_that_forgets_to_close_ends_cleanly(cluster: LocalCluster) -> None:
+def test_a_program_that_forgets_to_close_ends_cleanly(three_servers: LocalCluster) -> None:
     script = f"""
 import numpy as np
 from backstay.trainer import Client
-client = Client({cluster.endpoints[0]!r})
+client = Client({three_servers.endpoints[0]!r})
 client.prepare(np.array([1]))
 """
     command = [sys.executable, "-c", script]

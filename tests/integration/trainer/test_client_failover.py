@@ -24,6 +24,7 @@ from backstay._proto.v1 import (
     tables_pb2,
     tables_pb2_grpc,
 )
+from backstay.backoff import Backoff
 from backstay.cluster import watch
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
@@ -292,8 +293,7 @@ def test_streams_that_broke_long_ago_delay_no_later_one(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A pause before a stream would be longer than this test waits for one.
-    monkeypatch.setattr(watch, "_FIRST_PAUSE_S", 3600.0)
-    monkeypatch.setattr(watch, "_LONGEST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(watch, "_RETRY", Backoff(3600.0, 3600.0))
     with Client([node.address for node in cluster.nodes]) as client:
         client.create_table(SPEC)
         first, second = cluster.nodes

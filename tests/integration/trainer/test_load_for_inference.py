@@ -27,7 +27,8 @@ from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer.adapter.session import init
-from backstay.trainer.model.frameworks import adapter
+from backstay.trainer.model.inference import model_part
+from backstay.trainer.model.program import build, framework_of
 from tests.integration.tiny_jobs import write_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
@@ -119,7 +120,7 @@ np.save({answer!r}, np.stack(answers))
 """
 
 
-@pytest.fixture(params=["paddle", "torch"])
+@pytest.fixture(params=["torch", pytest.param("paddle", marks=pytest.mark.slow)])
 def framework(request: pytest.FixtureRequest) -> str:
     pytest.importorskip(request.param)
     return str(request.param)
@@ -153,7 +154,7 @@ class Trained:
             LocalCluster(settings=settings) as cluster,
             init(cluster.endpoints, trainer_id=0, trainers_num=1, job=job) as session,
         ):
-            program = adapter(framework).build(definition, session.client, self.spec)
+            program = build(framework_of(framework), definition, session.client, self.spec)
             session.client.create_table(TableSpec.sparse(f"{job}/__records-01", 1))
             for _ in range(10):
                 users, ads = generator.integers(0, 100, 64), generator.integers(0, 50, 64)
@@ -180,8 +181,8 @@ class Trained:
     def exported(self, kind: Any = "safetensors") -> Path:
         """Make an export of the job's model."""
         with CheckpointTables(self.storage, self.checkpoint) as tables:
-            part, untrained = inference(self.framework).model_part(
-                load(self.spec.model), self.spec, tables
+            part, untrained = model_part(
+                framework_of(self.framework), load(self.spec.model), self.spec, tables
             )
         assert untrained == []
         folder = Path(tempfile.mkdtemp(dir=self.folder)) / "export"
@@ -208,7 +209,6 @@ def rich(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return Trained(tmp_path_factory.mktemp("rich"), request.param, RICH[request.param])
 
 
-@pytest.mark.timeout(300)
 def test_a_fresh_process_predicts_the_same(rich: Trained) -> None:
     """From the checkpoint itself and from exports, without a server."""
     asked, answer = rich.folder / "asked.npy", rich.folder / "answer.npy"

@@ -16,7 +16,7 @@ from backstay.job.model_definition import load
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import init
-from backstay.trainer.model.frameworks import Program, adapter
+from backstay.trainer.model.program import Program, build, framework_of
 from tests.integration.tiny_jobs import write_model
 
 # PyTorch says so of its own sparse gradients.
@@ -89,7 +89,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.fixture(params=["paddle", "torch"])
+@pytest.fixture(params=["torch", pytest.param("paddle", marks=pytest.mark.slow)])
 def framework(request: pytest.FixtureRequest) -> str:
     pytest.importorskip(request.param)
     return str(request.param)
@@ -107,7 +107,7 @@ def spec_of(folder: Path, framework: str, extra: str) -> JobSpec:
 
 def built(spec: JobSpec, client: Any = None) -> Program:
     definition = load(spec.model)
-    return adapter(definition.framework()).build(definition, client, spec)
+    return build(framework_of(definition.framework()), definition, client, spec)
 
 
 def batches() -> Iterator[tuple[dict[str, Any], Any]]:

@@ -21,7 +21,6 @@ from backstay.errors import (
     UnknownTable,
 )
 from backstay.job.messages import Task
-from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import (
     SGD,
     Adagrad,
@@ -44,12 +43,6 @@ from backstay.trainer.worker.peers import Peers
 PATIENCE_S = 20.0
 JOIN_S = 20.0
 TASK = LedTask(1, 0, 1)
-
-
-@pytest.fixture(scope="module")
-def endpoints() -> Iterator[list[str]]:
-    with LocalCluster(servers=1, settings={"slot_count": 16}) as cluster:
-        yield cluster.endpoints
 
 
 @pytest.fixture

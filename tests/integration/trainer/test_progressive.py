@@ -210,7 +210,7 @@ def test_a_job_master_serves_its_figures(cluster: LocalCluster, tmp_path: Path) 
         assert found is not None
 
         def scraped() -> str:
-            with urllib.request.urlopen(found[1], timeout=5) as answer:
+            with urllib.request.urlopen(found[1], timeout=30) as answer:
                 text: str = answer.read().decode()
             return text
 

@@ -1,8 +1,7 @@
-"""The PyTorch modules against real servers on this machine, beside plain PyTorch."""
+"""What only the PyTorch adapter has, against real servers; see test_adapter.py for the rest."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,29 +14,15 @@ from backstay import tables
 from backstay.config import ClientConfig
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer.torch import (
-    DistributedOptimizer,
-    Embedding,
-    EmbeddingBag,
-    Session,
-    init,
-)
+from backstay.trainer.torch import DistributedOptimizer, Embedding, EmbeddingBag, Session, init
 
 pytestmark = pytest.mark.torch
-BIG = 2**63 - 5  # an id that no weight matrix has room for
-jobs = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(servers=2) as running:
-        yield running
 
 
 @pytest.fixture
-def session(cluster: LocalCluster) -> Iterator[Session]:
+def session(one_server: LocalCluster, own_name: str) -> Iterator[Session]:
     """A session whose tables no other test has seen."""
-    with init(cluster.endpoints, trainer_id=0, trainers_num=1, job=f"job{next(jobs)}") as opened:
+    with init(one_server.endpoints, trainer_id=0, trainers_num=1, job=own_name) as opened:
         yield opened
 
 
@@ -53,32 +38,12 @@ def numbers(tensor: Any) -> Any:
     return tensor.detach().numpy().copy()
 
 
-def test_rows_are_pulled_and_gradients_pushed(session: Session) -> None:
-    layer = Embedding(None, 3)
-    optimizer = DistributedOptimizer(sgd(layer))
-    ids = torch.tensor([[BIG, -1], [7, BIG]])
-    before = rows_of(session, layer, ids.numpy())
-    output = layer(ids)
-    np.testing.assert_array_equal(numbers(output), before)
-    assert output.shape == (2, 2, 3)
-    (output * torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])).sum().backward()
-    # In the order of the ids as unsigned numbers: 7, BIG, -1.
-    assert layer.handle.grad.tolist() == [[3.0] * 3, [5.0] * 3, [2.0] * 3]
-    optimizer.step()
-    # The id that came twice has the sum of both gradients.
-    np.testing.assert_allclose(
-        rows_of(session, layer, [BIG, -1, 7]),
-        before.reshape(-1, 3)[:3] - 0.5 * np.array([[5.0], [2.0], [3.0]], np.float32),
-        rtol=1e-6,
-    )
-
-
 def test_tables_do_about_stale_gradients_what_the_setting_or_the_layer_says(
-    cluster: LocalCluster,
+    one_server: LocalCluster, own_name: str
 ) -> None:
     config = ClientConfig(compensation="scale")
     with init(
-        cluster.endpoints, trainer_id=0, trainers_num=1, job=f"job{next(jobs)}", config=config
+        one_server.endpoints, trainer_id=0, trainers_num=1, job=own_name, config=config
     ) as session:
         scaled, plain = Embedding(None, 3), Embedding(None, 3, compensation="ignore")
         DistributedOptimizer(sgd(scaled, plain, torch.nn.Linear(3, 1)))
@@ -117,56 +82,6 @@ def test_rows_begin_as_pytorchs(session: Session) -> None:
     assert (numbers(constant([1, 2])) == 0.25).all()
 
 
-def test_ids_of_any_kind(session: Session) -> None:
-    layer = Embedding(None, 2)
-    DistributedOptimizer(sgd(layer))
-    expected = numbers(layer(torch.tensor([1, 2])))
-    for ids in (
-        [1, 2],
-        np.array([1, 2], np.uint64),
-        np.array([1, 2], np.int32),
-        torch.tensor([1, 2], dtype=torch.int32),
-        torch.tensor([1, 2], dtype=torch.uint8),
-        torch.tensor([1, 0, 2])[::2],
-    ):
-        np.testing.assert_array_equal(numbers(layer(ids)), expected)
-    assert layer(torch.zeros(0, dtype=torch.int64)).shape == (0, 2)
-    assert layer(torch.tensor(1)).shape == (2,)
-    with pytest.raises(InvalidRequest, match="integers"):
-        layer(torch.tensor([1.0]))
-
-
-def test_several_lookups_are_one_update(session: Session) -> None:
-    """Momentum would tell one update from two."""
-    layer, reference = Embedding(10, 2, name="e"), torch.nn.Embedding(10, 2)
-    wrapped, plain = (
-        torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (layer, reference)
-    )
-    optimizer = DistributedOptimizer(wrapped)
-    reference.weight.data = torch.from_numpy(rows_of(session, layer, range(10)))
-    for _ in range(3):
-        for module, update in ((layer, optimizer), (reference, plain)):
-            update.zero_grad()
-            first, second = module(torch.tensor([1, 2])), module(torch.tensor([2, 3]))
-            (first * second).sum().backward()
-            update.step()
-    np.testing.assert_allclose(
-        rows_of(session, layer, range(10)), numbers(reference.weight), rtol=1e-5, atol=1e-7
-    )
-
-
-def test_gradients_accumulate_over_backward_passes(session: Session) -> None:
-    layer = Embedding(None, 2)
-    optimizer = DistributedOptimizer(sgd(layer))
-    before = rows_of(session, layer, [1])
-    loss = layer(torch.tensor([1])).sum()
-    loss.backward(retain_graph=True)
-    loss.backward(retain_graph=True)
-    loss.backward()
-    optimizer.step()
-    np.testing.assert_allclose(rows_of(session, layer, [1]), before - 0.5 * 3, rtol=1e-6)
-
-
 def test_collected_gradients_are_the_layers_own(session: Session) -> None:
     """A gradient that two tensors share may be changed, say clipped, before the step."""
     layer = Embedding(None, 2)
@@ -177,72 +92,6 @@ def test_collected_gradients_are_the_layers_own(session: Session) -> None:
     other.grad.zero_()
     optimizer.step()
     np.testing.assert_allclose(rows_of(session, layer, [1]), before - 0.5 * 2, rtol=1e-6)
-
-
-def test_the_callers_array_may_change_before_the_push(session: Session) -> None:
-    layer = Embedding(None, 2)
-    optimizer = DistributedOptimizer(sgd(layer))
-    before = rows_of(session, layer, [1, 2, 3])
-    ids = torch.tensor([1])
-    first = layer(ids)
-    ids[0] = 2
-    (first + layer(ids)).sum().backward()
-    ids[0] = 3
-    optimizer.step()
-    after = rows_of(session, layer, [1, 2, 3])
-    np.testing.assert_allclose(after - before, [[-0.5] * 2, [-0.5] * 2, [0.0] * 2], rtol=1e-5)
-
-
-def test_output_may_be_changed_in_place(session: Session) -> None:
-    layer = Embedding(None, 2)
-    optimizer = DistributedOptimizer(sgd(layer))
-    before = rows_of(session, layer, [1])
-    output = layer(torch.tensor([1]))
-    output.mul_(3.0)
-    np.testing.assert_allclose(numbers(output), 3 * before, rtol=1e-6)
-    output.sum().backward()
-    optimizer.step()
-    np.testing.assert_allclose(rows_of(session, layer, [1]), before - 0.5 * 3, rtol=1e-6)
-
-
-def test_only_what_a_backward_pass_reached_is_pushed(session: Session) -> None:
-    layer = Embedding(None, 2)
-    optimizer = DistributedOptimizer(sgd(layer))
-    with torch.no_grad():
-        assert not layer(torch.tensor([1])).requires_grad
-    layer.eval()
-    assert not layer(torch.tensor([1])).requires_grad
-    layer.train()
-    assert layer(torch.tensor([1])).requires_grad  # no backward
-    optimizer.step()
-    layer(torch.tensor([1])).sum().backward()
-    optimizer.zero_grad()
-    optimizer.step()
-    assert session.client.stats().pushes_acknowledged == 0
-    layer(torch.tensor([1])).sum().backward()
-    optimizer.step()
-    optimizer.step()  # nothing new
-    assert session.client.stats().pushes_acknowledged == 1
-
-
-def test_padding_idx(session: Session) -> None:
-    layer = Embedding(None, 2, padding_idx=0)
-    optimizer = DistributedOptimizer(sgd(layer))
-    ids = torch.tensor([[5, 0], [0, 6]])
-    before = rows_of(session, layer, [5, 6, 0])
-    output = layer(ids)
-    assert not numbers(output)[[0, 1], [1, 0]].any()
-    np.testing.assert_array_equal(numbers(output)[[0, 1], [0, 1]], before[:2])
-    output.sum().backward()
-    optimizer.step()
-    after = rows_of(session, layer, [5, 6, 0])
-    np.testing.assert_allclose(after[:2], before[:2] - 0.5, rtol=1e-6)
-    np.testing.assert_array_equal(after[2], before[2])
-    only_padding = layer(torch.tensor([0, 0]))
-    only_padding.sum().backward()
-    optimizer.step()
-    assert not numbers(only_padding).any()
-    assert Embedding(10, 2, padding_idx=-1).padding_idx == 9
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
@@ -302,73 +151,13 @@ def test_weighted_bag_against_pytorch(session: Session, flat: bool) -> None:
     np.testing.assert_allclose(after, numbers(reference.weight)[:7], rtol=1e-5, atol=1e-6)
 
 
-def test_bag_refuses_what_does_not_fit(session: Session) -> None:
+def test_weights_that_do_not_fit_are_refused(session: Session) -> None:
     layer = EmbeddingBag(None, 2, optimizer=tables.SGD(0.1))
-    with pytest.raises(InvalidRequest, match="bags"):
-        layer(torch.tensor([1, 2]))
-    with pytest.raises(InvalidRequest, match="flat"):
-        layer(torch.tensor([[1, 2]]), offsets=[0])
-    for offsets in ([1], [0, 2, 1], [0, 3]):
-        with pytest.raises(InvalidRequest, match="rise"):
-            layer(torch.tensor([1, 2]), offsets=offsets)
-    with pytest.raises(ConfigError, match="mode"):
-        EmbeddingBag(None, 2, mode="max")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="mode='sum'"):
         layer(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2))
     summing = EmbeddingBag(None, 2, mode="sum", optimizer=tables.SGD(0.1))
     with pytest.raises(InvalidRequest, match=r"shape \(2,\), the ids \(1, 2\)"):
         summing(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(2))
-
-
-def test_prefetched_rows_are_used_once(session: Session) -> None:
-    layer = Embedding(None, 2)
-    optimizer = DistributedOptimizer(sgd(layer))
-    layer.prefetch(np.array([1, 2]))
-    layer.prefetch(torch.tensor([3]))
-    first = layer(torch.tensor([1, 2]))
-    before = numbers(first)
-    first.sum().backward()
-    optimizer.step()
-    assert session.client.stats().pulls == 1
-    np.testing.assert_allclose(numbers(layer(torch.tensor([1, 2]))), before - 0.5, rtol=1e-6)
-    layer(torch.tensor([3]))
-    assert session.client.stats().pulls == 3
-    for batch in range(100):  # they are not fetched: the oldest are forgotten
-        layer.prefetch(np.array([batch]))
-    assert len(layer._prefetched) <= 8
-
-
-def test_evaluation_finds_the_tables_of_training(session: Session) -> None:
-    trained = Embedding(None, 2, name="ads", optimizer=tables.FTRL(0.1))
-    trained(torch.tensor([1]))
-    again = Embedding(None, 2, name="ads")
-    again.eval()
-    np.testing.assert_array_equal(
-        numbers(again(torch.tensor([1]))), numbers(trained(torch.tensor([1])))
-    )
-
-
-def test_a_frozen_embedding_is_looked_up_only(session: Session) -> None:
-    trained = Embedding(None, 2, name="shared")
-    DistributedOptimizer(sgd(trained))
-    frozen = Embedding(None, 2, name="shared")
-    frozen.requires_grad_(False)
-    dense = torch.nn.Linear(2, 1)
-    optimizer = DistributedOptimizer(sgd(frozen, dense))
-    before = rows_of(session, trained, [1])
-    dense(frozen(torch.tensor([1]))).sum().backward()
-    optimizer.step()
-    np.testing.assert_array_equal(rows_of(session, trained, [1]), before)
-
-
-def test_rows_are_carried_over_as_the_guide_says(session: Session) -> None:
-    old, new = Embedding(None, 2, name="old"), Embedding(None, 2, name="new", seed=9)
-    DistributedOptimizer(sgd(old, new))
-    ids = np.array([3, BIG])
-    rows = session.client.pull(old.table_name, ids)
-    assert (numbers(new(ids)) != rows).any()
-    session.client.assign(new.table_name, ids, rows)
-    np.testing.assert_array_equal(numbers(new(ids)), rows)
 
 
 # torch.compile looks at .grad of what comes into a graph and hides the warning; not from pytest.
@@ -406,3 +195,131 @@ def test_a_compiled_model_trains_with_the_same_numbers(session: Session) -> None
         curves.append(curve)
     assert np.mean(curves[0][-5:]) < np.mean(curves[0][:5])  # it did learn
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-6)
+
+
+def test_parameter_groups_and_a_scheduler_of_either_optimizer(session: Session) -> None:
+    layer, dense, plain = Embedding(None, 2), torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    plain.load_state_dict(dense.state_dict())
+
+    def groups(model: Any) -> Any:
+        return [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.25, "momentum": 0.9}]
+
+    inner = torch.optim.SGD([*groups(dense), {"params": layer.parameters(), "lr": 1.0}], 0.5)
+    before_wrap = torch.optim.lr_scheduler.LambdaLR(inner, lambda epoch: 0.5**epoch)
+    optimizer = DistributedOptimizer(inner)
+    after_wrap = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+    single = torch.optim.SGD(groups(plain), 0.5)
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(single, lambda epoch: 0.5**epoch),
+        torch.optim.lr_scheduler.StepLR(single, 2, gamma=0.1),
+    ]
+    rows, moved = rows_of(session, layer, [1]), 0.0
+    for _ in range(5):
+        for model, update, steps in (
+            (dense, optimizer, [before_wrap, after_wrap]),
+            (plain, single, schedulers),
+        ):
+            update.zero_grad()
+            loss = model(torch.tensor([[1.0, 2.0]])).pow(2).sum()
+            if model is dense:
+                moved += optimizer.param_groups[2]["lr"]
+                loss = loss + layer(torch.tensor([1])).sum()
+            loss.backward()
+            update.step()
+            for scheduler in steps:
+                scheduler.step()
+    np.testing.assert_allclose(numbers(dense.weight), numbers(plain.weight), rtol=1e-6)
+    np.testing.assert_allclose(numbers(dense.bias), numbers(plain.bias), rtol=1e-6)
+    np.testing.assert_allclose(rows_of(session, layer, [1]), rows - moved, rtol=1e-5, atol=1e-6)
+
+
+def test_decay_of_the_gradient_and_clipping_of_dense_parameters(session: Session) -> None:
+    layers = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    updates = [torch.optim.Adam(m.parameters(), 0.05, weight_decay=0.1) for m in layers]
+    updates[0] = DistributedOptimizer(updates[0])
+    for _ in range(4):
+        for layer, update in zip(layers, updates, strict=True):
+            layer(torch.ones(4, 3)).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+            update.step()
+            update.zero_grad()
+    np.testing.assert_allclose(numbers(layers[0].weight), numbers(layers[1].weight), rtol=1e-5)
+
+
+def test_a_sparse_gradient_of_a_plain_embedding(session: Session) -> None:
+    plain = torch.nn.Embedding(6, 2, sparse=True)
+    before = numbers(plain.weight)
+    optimizer = DistributedOptimizer(sgd(plain))
+    plain(torch.tensor([1, 1, 4])).sum().backward()
+    optimizer.step()
+    expected = before - 0.5 * np.array([[0], [2], [0], [0], [1], [0]])
+    np.testing.assert_allclose(numbers(plain.weight), expected, rtol=1e-6)
+
+
+def test_a_step_may_run_a_closure(session: Session) -> None:
+    layer, dense = Embedding(None, 2), torch.nn.Linear(2, 1)
+    optimizer = DistributedOptimizer(sgd(layer, dense, rate=0.01))
+    rows = rows_of(session, layer, [1])
+
+    def closure() -> Any:
+        loss = layer(torch.tensor([1])).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        assert optimizer.step(closure).requires_grad
+    np.testing.assert_allclose(rows_of(session, layer, [1]), rows - 0.03, rtol=1e-5)
+
+
+def test_errors_say_what_to_do(session: Session) -> None:
+    fresh = Embedding(None, 2, name="fresh")
+    decayed = torch.optim.SGD(fresh.parameters(), 0.1, weight_decay=0.1)
+    with pytest.raises(ConfigError, match="fresh' needs AdamW"):
+        DistributedOptimizer(decayed)
+    with pytest.raises(ConfigError, match="NAdam does not run"):
+        DistributedOptimizer(torch.optim.NAdam(fresh.parameters()))
+    optimizer = DistributedOptimizer(sgd(fresh))
+    with pytest.raises(ConfigError, match="before it is wrapped"):
+        optimizer.add_param_group({"params": list(torch.nn.Linear(2, 2).parameters())})
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_only_learning_rates_may_change(session: Session, before: bool) -> None:
+    """A schedule of momentum would be lost in silence: the tables have what was wrapped."""
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.Adam(model.parameters(), 0.1)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(inner, 0.1, total_steps=9) if before else None
+    optimizer = DistributedOptimizer(inner)
+    cycle = cycle or torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+    def train() -> None:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            cycle.step()
+
+    with pytest.raises(ConfigError, match=r"betas of parameter group 0 .*cycle_momentum=False"):
+        train()
+
+
+def test_a_gradient_scaler_is_refused(session: Session) -> None:
+    model = torch.nn.Sequential(Embedding(None, 2), torch.nn.Linear(2, 1))
+    optimizer = DistributedOptimizer(sgd(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(torch.tensor([1])).sum()).backward()
+    before = rows_of(session, model[0], [1])
+    with pytest.raises(ConfigError, match=r"GradScaler.*bfloat16"):
+        scaler.step(optimizer)
+    np.testing.assert_array_equal(rows_of(session, model[0], [1]), before)
+
+
+def test_autocast_trains(session: Session) -> None:
+    model = torch.nn.Sequential(Embedding(None, 4), torch.nn.Linear(4, 1))
+    optimizer = DistributedOptimizer(sgd(model))
+    before = rows_of(session, model[0], [1])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.tensor([1])).sum()
+    loss.backward()
+    optimizer.step()
+    assert (rows_of(session, model[0], [1]) != before).all()

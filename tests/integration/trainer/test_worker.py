@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from backstay.cli.audit import audit_job
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.runner.audit import audit_job
 from backstay.trainer.worker.audit import RecordsAudit
 from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
@@ -206,14 +206,14 @@ def test_a_model_that_does_not_fit_the_tables_is_a_wrong_setting(
         processes.until(lambda status: status.state == "running")
         last_words = tmp_path / "termination-log"
         processes.start_worker("w-1", BACKSTAY_LAST_WORDS=str(last_words))
-        assert processes.code("w-1") == EXIT_WRONG_SETTING
+        assert processes.code("w-1") == ExitCode.WRONG_SETTING
         for told in (processes.log("w-1"), last_words.read_text()):
             assert "dim: 4 there, 8 asked for" in told
             assert "give the model the old settings, or the job another name" in told
         # A file that fails is told with its traceback, as in a Pod of Kubernetes.
         path.write_text(path.read_text() + "\nraise ValueError('a fault of the user')\n")
         processes.start_worker("w-2", BACKSTAY_LAST_WORDS=str(last_words))
-        assert processes.code("w-2") == EXIT_WRONG_SETTING
+        assert processes.code("w-2") == ExitCode.WRONG_SETTING
         told = last_words.read_text()
         assert "Traceback (most recent call last):" in told
         assert ", in <module>" in told

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.audit import audit_job
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.runner.audit import audit_job
 from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
 

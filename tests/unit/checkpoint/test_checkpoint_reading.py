@@ -211,7 +211,9 @@ def test_a_base_that_does_not_fit_is_refused(
     other = {
         "epoch": replace(slots, epoch=slots.epoch + np.uint64(1)),
         "position": replace(slots, position=slots.position - np.uint64(11)),
-        "fewer": SlotEntries(*(getattr(slots, name)[:4] for name in slots.__annotations__)),
+        "fewer": SlotEntries(
+            **{name: np.array(some[:4]) for name, some in slots.to_lists().items()}
+        ),
     }
     if "slots" in changes:
         changes = {"slots": other[str(changes["slots"])]}

@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.checkpoint.manifest import Manifest, Part, SlotEntries, new_id, number_of
-from backstay.checkpoint.retention import surplus
+from backstay.checkpoint.retention import surplus, surplus_of_export
 from backstay.errors import InvalidRequest
 
 
 def manifest(number: int, base: int | None = None) -> Manifest:
     return Manifest(
         id=new_id(number, "0f0f0f"),
-        kind="full" if base is None else "incremental",
         base=None if base is None else new_id(base, "0f0f0f"),
         cluster="demo",
         cluster_uid="",
-        created="2026-11-21T22:00:00Z",
+        begun=0.0,
         routing_version=1,
         generation=0,
         tables=(),
@@ -98,3 +97,27 @@ def test_any_history(history: list[Manifest], last: int, every: int, random: obj
     for id_ in gone:
         left.remove(id_)
         assert {each for other in left if (each := by_id[other].base) is not None} <= left
+
+
+def test_what_the_newest_full_snapshots_of_an_export_need_is_kept() -> None:
+    def ids(*numbers: int) -> list[str]:
+        return [f"{'base' if one in (1, 4, 7) else 'inc'}-{one:06d}-3fa9c1" for one in numbers]
+
+    everything = ids(1, 2, 3, 4, 5, 6, 7, 8)
+    assert surplus_of_export(everything) == ids(1, 2, 3)
+    assert surplus_of_export(everything[::-1]) == ids(1, 2, 3)
+    assert surplus_of_export(ids(1, 2, 3, 4, 5)) == []
+    assert surplus_of_export([]) == []
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 4))
+def test_an_export_can_be_read_from_each_full_snapshot_that_is_kept(
+    kinds: list[bool], keep: int
+) -> None:
+    ids = [f"{'base' if full else 'inc'}-{at:06d}-3fa9c1" for at, full in enumerate(kinds)]
+    gone = surplus_of_export(ids, keep)
+    kept = [one for one in ids if one not in gone]
+    # What goes is the beginning: behind a full one that stays, every delta stays.
+    assert gone + kept == ids
+    assert sum(one.startswith("base") for one in kept) == min(keep, sum(kinds))
+    assert not gone or kept[0].startswith("base")

@@ -8,16 +8,17 @@ from typing import cast
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.progress import Servers, Show
-from backstay.cli.supervisor import _ExitPrinter
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.cli.progress import Display
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.logs import TEXT_FORMAT, message_of
+from backstay.runner.show import Servers
+from backstay.runner.supervisor import _ExitPrinter
 
 
 def line_of(status: job_pb2.JobStatus) -> str:
     console = Console(file=StringIO(), width=200)
-    with Show("clicks", console=console) as shown:
+    with Display("clicks", console=console) as shown:
         shown.update(status, Servers(3, 3))
     return cast(StringIO, console.file).getvalue()
 
@@ -41,5 +42,5 @@ def test_what_a_worker_ended_with_is_said_without_the_marks_of_its_log() -> None
     assert message_of(words) == words
     said: list[str] = []
     log = f"Traceback\n{line}"
-    _ExitPrinter(said.append)(WorkerExit("w-0", ExitReason.FAILED, EXIT_WRONG_SETTING, log))
-    assert said == [f"worker w-0 ended with exit code {EXIT_WRONG_SETTING}: {words}"]
+    _ExitPrinter(said.append)(WorkerExit("w-0", ExitReason.FAILED, ExitCode.WRONG_SETTING, log))
+    assert said == [f"worker w-0 ended with exit code {ExitCode.WRONG_SETTING}: {words}"]

@@ -11,14 +11,16 @@ import pytest
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli.last_status import LastStatus, StatusFile
-from backstay.cli.metrics_log import FILE_NAME, MetricsLog, figures_of
-from backstay.cli.progress import Servers, Show, summary_lines
+from backstay.cli.progress import Display
 from backstay.cli.status_text import print_status
-from backstay.cli.supervisor import Outcome
 from backstay.consensus.records.jobs import JobStateRecord
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.status import recorded_status
+from backstay.runner.last_status import LastStatus, StatusFile
+from backstay.runner.metrics_log import FILE_NAME, MetricsLog, figures_of
+from backstay.runner.outcome import Outcome
+from backstay.runner.show import Servers
+from backstay.runner.status_words import summary_lines
 
 ALERT = "auc below 0.9 for 2 windows (0.75 in the last)"
 FIGURES = {"examples": 1000.0, "skipped": 0.0, "auc": 0.75, "logloss": 0.5, "calibration": 1.25}
@@ -114,7 +116,7 @@ def test_a_job_without_them_has_lines_as_before() -> None:
 
 def test_the_display_has_the_decayed_figures_and_alerts() -> None:
     console = Console(file=StringIO(), width=400)
-    with Show("clicks", console=console) as shown:
+    with Display("clicks", console=console) as shown:
         shown.update(status(), Servers(3, 3))
     line = cast(StringIO, console.file).getvalue()
     text = "auc 0.7500  logloss 0.5000  calibration 1.2500  (2,000 records, 3 skipped)"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli import metrics_log
-from backstay.cli.metrics_log import FILE_NAME, OLD_FILE_NAME, MetricsLog, figures_of
-from backstay.cli.progress import lag_text
 from backstay.cli.status_text import print_status
+from backstay.runner import metrics_log
+from backstay.runner.metrics_log import FILE_NAME, OLD_FILE_NAME, MetricsLog, figures_of
+from backstay.runner.status_words import lag_text
 
 
 def status(steps: int = 7) -> job_pb2.JobStatus:

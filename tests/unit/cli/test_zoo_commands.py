@@ -16,8 +16,8 @@ from backstay._version import __version__
 from backstay.cli import main
 from backstay.cli.zoo import BUILDER_VARIABLE, BUILDERS
 from backstay.cli.zoo_files import IMAGE_FOLDER, USER, zoo_files
+from backstay.kubernetes.pod_template import section
 from backstay.master.job_file import load_job
-from backstay.master.kubernetes.objects import section
 from tests.kubernetes.backstay_image import USER_ID
 
 FILES = {

@@ -159,7 +159,7 @@ class StreamJob:
         progress = None if kept is None else self.job.progress_in(kept[JOBS_PROGRESS])
         self.job.follow(restore, progress, 0.0)
         self.journal.write(writes)
-        if self.journal._pending:
+        if self.journal.waits:
             return
         self.job.note_incarnation(incarnation_in(restore))
         self.job.advance()

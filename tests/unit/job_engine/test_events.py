@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from backstay.job_engine.events.workers import HANGS_AFTER_MIN_S, HANGS_AFTER_TT
 from backstay.job_engine.known_workers import FORGET_S
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.job_engine.opening import StateIncarnation
-from tests.unit.job_engine.test_rows import LOST, NOON, RESTORED, job
+from tests.unit.job_engine.test_rows import LOST, NOON, RESTORED, SPEC, job
 
 
 def test_a_repeated_request_gets_the_same_task_and_another_one_another() -> None:
@@ -60,9 +61,8 @@ def test_a_wish_has_a_new_version_only_if_it_is_another_one() -> None:
 def test_a_worker_that_runs_and_is_silent_is_replaced_however_long_leases_last(
     ttl_ms: int,
 ) -> None:
-    one, clock = job(), [100.0]
-    one.now = lambda: clock[0]
-    one.task_lease_ttl_ms = ttl_ms
+    clock = [100.0]
+    one = job(lambda: clock[0], replace(SPEC, task_lease_ttl_ms=ttl_ms))
     first = one.wish().workers[0]
     one.join(first, 5, "here", 1)
     # Nobody has launched it, so nobody would replace it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +32,10 @@ RESTORED = replace(LOST, version=5, done_generation=1)
 NOON = 12 * 3600.0
 
 
-def job() -> JobEngine:
+def job(clock: Callable[[], float] = lambda: 100.0, spec: JobSpec = SPEC) -> JobEngine:
     tables = {"training": TaskTable.from_shards([Shard("data.csv", 8)], 4)}
-    opened = new_job(SPEC, tables, JobSpecRecord("ab12", 1, SPEC.to_json()))
-    begun = JobEngine(opened, JobKeys("job"), MemoryRecords(), lambda: 100.0)
+    opened = new_job(spec, tables, JobSpecRecord("ab12", 1, spec.to_json()))
+    begun = JobEngine(opened, JobKeys("job"), MemoryRecords(), clock)
     begun.advance()
     return begun
 

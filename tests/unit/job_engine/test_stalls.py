@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.records.jobs import MasterRecord
 from backstay.job_engine.stalls import FIRST_STEP_FACTOR, StepWatch, clock_of_worker
 from backstay.job_engine.values import Failure, LeasedTask
 from backstay.job_spec import ModeSpec
 from backstay.master.job import Job
-from backstay.master.service import JobService
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import Master, counting_spec, master_of
+from tests.unit.job_records_of import Master, counting_spec, master_of, service_of
 from tests.unit.memory_nodes import run
 
 LIMIT_S = 10.0
@@ -59,8 +57,7 @@ class Workers:
 
     def __init__(self, master: Master, job: Job) -> None:
         self.master, self.job = master, job
-        self.service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        self.service.job = job
+        self.service = service_of(job)
         self.leases: dict[str, job_pb2.TaskLease] = {}
         self.steps: dict[str, int] = {}
 

@@ -74,21 +74,6 @@ def test_an_empty_period_is_not_sealed_and_its_time_begins_with_its_first_record
     assert one.job.schedule.passes_over == 1
 
 
-def test_a_job_goes_on_under_another_job_master_after_the_end_of_a_period() -> None:
-    one = StreamJob()
-    one.look()
-    one.come(30)
-    assert len(one.do(3)) == 3
-    assert one.job.schedule.passes_over == 1
-    one.open()
-    one.look()
-    assert one.do()[0] == ("t/0@12", 0, 4)
-    state = recorded(one)
-    assert state.stream is not None
-    assert state.stream.positions == {"t/0": 24}
-    assert state.stream.sealed == 2
-
-
 def test_a_period_with_a_dead_letter_ends_and_its_task_can_be_tried_again_later() -> None:
     one = StreamJob(stream_spec(max_task_retries=0))
     one.look()
@@ -125,27 +110,6 @@ def test_what_the_source_dropped_is_counted_and_said() -> None:
     assert recorded(one).figures["dropped_records"] == 3
     one.open()
     assert one.job.figures["dropped_records"] == 3
-
-
-def test_the_dropped_records_of_an_open_period_are_known_to_the_next_job_master() -> None:
-    one = StreamJob()
-    one.look()
-    one.ends["t/0"] = PartEnds(5, 9)
-    one.look()
-    assert one.job.stream.dropped == 5
-    one.open()
-    assert one.job.stream.dropped == 5
-    assert one.job.stream.positions == {"t/0": 9}
-
-
-def test_a_new_partition_is_read_from_its_first_offset() -> None:
-    one = StreamJob()
-    one.look()
-    one.ends["t/1"] = PartEnds(2, 6)
-    one.look()
-    assert one.do() == [("t/1@2", 0, 4)]
-    # Two records of it were dropped before anybody saw them.
-    assert one.job.stream.dropped == 2
 
 
 def test_a_source_that_does_not_answer_is_trouble_and_its_tasks_wait() -> None:
@@ -415,26 +379,6 @@ def test_a_period_may_be_a_folder() -> None:
     assert one.do() == []
 
 
-def test_a_folder_is_taken_in_parts_and_goes_on_under_another_job_master() -> None:
-    one = StreamJob(stream_spec(period={"records": 6, "ahead_records": 4}))
-    one.close_folder("d/1", a=9, b=3)
-    one.look()
-    assert one.do() == [("d/1/a@0", 0, 4)]
-    one.open()
-    one.look()
-    # The period is full in the middle of the file.
-    assert one.do() == [("d/1/a@4", 0, 2)]
-    assert one.job.schedule.passes_over == 1
-    one.open()
-    done = []
-    for _ in range(3):
-        one.look()
-        done += one.do()
-    assert done == [("d/1/a@6", 0, 3), ("d/1/b@0", 0, 3)]
-    assert one.job.stream.positions == {"/": 0, "d/1/": 2}
-    assert one.job.figures["dropped_records"] == 0
-
-
 def test_folders_are_behind_until_their_last_record_is_done() -> None:
     one = StreamJob(stream_spec(period={"folders": 9}))
     one.close_folder("d/1", a=5)
@@ -450,45 +394,6 @@ def test_folders_are_behind_until_their_last_record_is_done() -> None:
     assert one.job.behind() == {}
 
 
-def test_a_folder_is_taken_once_though_the_source_is_not_asked_anew() -> None:
-    one = StreamJob(stream_spec(period={"folders": 1}))
-    one.close_folder("d/1", a=4)
-    one.close_folder("d/2", a=4)
-    assert one.folders is not None
-    told, folders = dict(one.ends), dict(one.folders)
-    done = []
-    one.look()
-    for _ in range(3):
-        done += one.do()
-        planned = one.job.plan_take(told, one.now_s, folders)
-        one.journal.write()
-        if planned is not None:
-            one.job.take(planned)
-    assert done == [("d/1/a@0", 0, 4), ("d/2/a@0", 0, 4)]
-    assert one.job.stream.lag is not None
-    assert one.job.stream.lag.records == 0
-    assert one.job.behind() == {}
-
-
-def test_a_restore_goes_back_in_the_middle_of_a_folder() -> None:
-    one = StreamJob(stream_spec(period={"folders": 1}))
-    one.close_folder("d/1", a=5, b=4)
-    one.look()
-    one.do(1)
-    before = one.kept()
-    one.do()
-    one.close_folder("d/2", a=4)
-    one.look()
-    one.do()
-    assert one.job.schedule.passes_over == 2
-    one.restore(before)
-    one.look()
-    assert one.do() == [("d/1/a@0", 4, 1), ("d/1/b@0", 0, 4)]
-    one.look()
-    assert one.do() == [("d/2/a@0", 0, 4)]
-    assert one.job.stream.positions == {"/": 0, "d/1/": 2, "d/2/": 1}
-
-
 def test_rows_are_seen_to_at_the_end_of_a_period_before_the_next_one_begins() -> None:
     one = StreamJob()
     one.job.keep_rows(lambda: 5000.0)
@@ -496,7 +401,7 @@ def test_rows_are_seen_to_at_the_end_of_a_period_before_the_next_one_begins() ->
     one.come(24)
     one.do()
     assert one.job.schedule.passes_over == 1
-    due = one.job.upkeep_due
+    due = one.job.upkeeps.due
     assert due is not None
     assert due.pass_number == 1
     one.look()
@@ -537,26 +442,6 @@ def test_the_way_to_the_data_may_change_and_the_data_may_not() -> None:
 # Restores.
 
 
-def test_a_restore_goes_back_with_the_positions_and_the_takes() -> None:
-    one = StreamJob()
-    one.look()
-    one.come(30)
-    one.do()
-    one.look()
-    assert one.do(1) == [("t/0@12", 0, 4)]
-    kept = one.kept()
-    one.do()
-    one.come(20)
-    one.do()
-    assert one.job.schedule.passes_over == 3
-    one.restore(kept)
-    one.look()
-    assert one.do() == [("t/0@12", 4, 4), ("t/0@12", 8, 4)]
-    one.look()
-    assert one.do()[0] == ("t/0@24", 0, 4)
-    assert recorded(one).figures["examples"] == 36
-
-
 def test_what_was_taken_while_a_checkpoint_was_written_is_the_same_task_after_a_restore() -> None:
     one = StreamJob()
     one.look()
@@ -576,19 +461,6 @@ def test_what_was_taken_while_a_checkpoint_was_written_is_the_same_task_after_a_
     one.look()
     again = one.do()
     assert again[: len(first) + len(second)] == [*first, *second]
-
-
-def test_without_that_the_tasks_would_be_other_ones() -> None:
-    one = StreamJob()
-    one.look()
-    one.come(5)
-    before = one.kept()
-    one.look(5.0)
-    first = one.do()
-    one.restore(before)
-    one.ends["t/0"] = PartEnds(0, 100)
-    one.look()
-    assert one.do()[: len(first)] != first
 
 
 def test_a_checkpoint_over_too_many_periods_says_that_it_is_inexact() -> None:
@@ -617,33 +489,6 @@ def test_a_job_that_goes_back_to_before_its_beginning_begins_where_it_began() ->
     one.restore(None)
     one.look()
     assert one.do()[0] == ("t/0@3", 0, 4)
-
-
-@pytest.mark.parametrize("writes", range(30))
-def test_a_job_master_that_dies_while_it_takes_the_job_back(writes: int) -> None:
-    """What is recorded is then of two lives of the job, whose tasks are other ones."""
-    one = StreamJob(stream_spec(period={"seconds": 1000.0, "linger_s": 1.0}))
-    one.look()
-    one.come(9)
-    one.do(1)
-    kept = one.kept()
-    one.restore(None)
-    # Another life: each record is a task of its own, and more of them are done.
-    for _ in range(9):
-        one.ends["t/0"] = PartEnds(0, len(one.job.rounds[RoundId.parse("training-1")].table) + 1)
-        one.look()
-        one.look(1.0)
-    assert one.ends["t/0"] == PartEnds(0, 9)
-    one.do(8)
-    assert one.give() is not None
-    one.ends["t/0"] = PartEnds(0, 9)
-    one.restore(kept, writes)
-    one.open()
-    if recorded(one).restore_version != one.restores:
-        one.follow(kept)
-    one.look()
-    one.look(1.0)
-    assert one.do() == [("t/0@0", 4, 4), ("t/0@8", 0, 1)]
 
 
 def test_takes_that_cannot_be_read_are_refused() -> None:

@@ -11,11 +11,11 @@ from backstay.consensus.records.jobs import JobSpecRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.data import Shard
 from backstay.errors import ConfigError
-from backstay.job_engine.core import PASS_ENDS_KEPT
 from backstay.job_engine.engine import JobEngine
 from backstay.job_engine.opening import new_job
 from backstay.job_engine.progress import JobProgress
 from backstay.job_engine.records import MemoryRecords
+from backstay.job_engine.upkeeps import PASS_ENDS_KEPT
 from backstay.job_engine.values import PassUpkeep
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, LifetimeSpec
 from backstay.schedule.task_table import TaskTable
@@ -33,7 +33,7 @@ class Wall:
         return self.now_s
 
 
-def job(wall: Wall, **fields: Any) -> JobEngine:
+def job(wall: Wall, *, created_ms: int = CREATED_MS, **fields: Any) -> JobEngine:
     """A job of one task a pass that keeps its rows."""
     spec = JobSpec(
         name="job",
@@ -42,12 +42,23 @@ def job(wall: Wall, **fields: Any) -> JobEngine:
         **{"epochs": 4, **fields},
     )
     tables = {"training": TaskTable.from_shards([Shard("data.csv", 8)], 8)}
-    opened = new_job(spec, tables, JobSpecRecord("ab12", CREATED_MS, spec.to_json()))
+    opened = new_job(spec, tables, JobSpecRecord("ab12", created_ms, spec.to_json()))
     begun = JobEngine(opened, JobKeys("job"), MemoryRecords(), lambda: 100.0)
     begun.keep_checkpoints(servers_end=False)
     begun.keep_rows(wall)
     begun.advance()
     return begun
+
+
+def followed(one: JobEngine, spec: JobSpec, wall: Wall) -> JobEngine:
+    """The job as the next job master opens it, with this spec."""
+    opened = new_job(spec, one.tables, one.identity)
+    opened = opened._replace(state=one.record(), schedule=one.schedule)
+    follower = JobEngine(opened, JobKeys("job"), MemoryRecords(), lambda: 100.0)
+    follower.keep_checkpoints(servers_end=False)
+    follower.keep_rows(wall)
+    follower.advance()
+    return follower
 
 
 def do_pass(one: JobEngine) -> None:
@@ -61,7 +72,7 @@ def do_pass(one: JobEngine) -> None:
 
 def due_of(one: JobEngine) -> PassUpkeep | None:
     """What is due now; a function, for it changes with events."""
-    return one.upkeep_due
+    return one.upkeeps.due
 
 
 def note(one: JobEngine, *, expired: int = 0, changed: bool = False) -> None:
@@ -103,8 +114,7 @@ def test_a_later_job_has_higher_periods_whatever_its_pass() -> None:
         note(one)
     do_pass(one)
     last = due_of(one)
-    later = job(Wall())
-    later.identity = replace(later.identity, created_ms=CREATED_MS + 1000)
+    later = job(Wall(), created_ms=CREATED_MS + 1000)
     do_pass(later)
     assert last is not None
     first = due_of(later)
@@ -138,11 +148,7 @@ def test_who_follows_has_the_period_that_was_recorded() -> None:
     assert first is not None
     assert first.is_new
     wall.now_s += 60
-    opened = new_job(one.spec, one.tables, one.identity)
-    opened = opened._replace(state=one.record(), schedule=one.schedule)
-    follower = JobEngine(opened, JobKeys("job"), MemoryRecords(), lambda: 100.0)
-    follower.keep_rows(wall)
-    follower.advance()
+    follower = followed(one, one.spec, wall)
     again = due_of(follower)
     assert again == first._replace(is_new=False)
 
@@ -243,7 +249,7 @@ def test_a_job_that_leaves_its_rows_alone_owes_nothing_when_it_no_longer_does() 
     one = job(wall, lifetime=LifetimeSpec(every="none"))
     do_pass(one)
     assert due_of(one) is None
-    one.spec = replace(one.spec, lifetime=LifetimeSpec())
+    one = followed(one, replace(one.spec, lifetime=LifetimeSpec()), wall)
     assert due_of(one) is None
     do_pass(one)
     due = due_of(one)

@@ -8,19 +8,17 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.records.jobs import MasterRecord
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import InvalidRequest
 from backstay.job_engine.progress import kept_job
 from backstay.job_engine.values import ATTEMPTS_PER_MASTER, LeasedTask
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.job import Job
-from backstay.master.service import JobService
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.schedule.damaged import PART_TASKS, DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
+from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of, service_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
@@ -35,8 +33,7 @@ def spec_of(folder: Path, limit: int) -> JobSpec:
 
 async def work(job: Job, tasks: int = 10**6) -> None:
     """Do tasks as a worker does that meets the same damaged records each time."""
-    service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-    service.job = job
+    service = service_of(job)
     who = job_pb2.Worker(id="w1", instance=7)
     while tasks and not job.is_over:
         given = job.assign("w1")
@@ -85,8 +82,7 @@ def test_one_more_than_the_limit_ends_the_job(tmp_path: Path) -> None:
 def test_one_task_with_too_many_ends_the_job_at_once(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         async with master_of(MemoryStore(backend), spec_of(tmp_path, 2), 1) as (_, job):
-            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-            service.job = job
+            service = service_of(job)
             given = job.assign("w1")
             assert given is not None
             lease = job_pb2.TaskLease(

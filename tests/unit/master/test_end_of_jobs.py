@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from backstay.backoff import Backoff
 from backstay.checkpoint.remote import CheckpointInfo
 from backstay.checkpoint.restore_state import RestoreState
 from backstay.cluster.checkpoints import Checkpoints
@@ -82,7 +83,7 @@ class End:
         return self.job.state.state
 
     async def waits(self) -> None:
-        while not self.job.unsaved:
+        while not self.job.checkpoints.unsaved:
             await self.job.changed.wait()
 
 
@@ -107,8 +108,7 @@ def scenario(
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRY_PAUSE_FIRST_S", 0.001)
-    monkeypatch.setattr(module, "TRY_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(module, "RETRY", Backoff(0.001, 0.001))
     monkeypatch.setattr(module, "LOOK_S", 0.001)
 
 
@@ -167,15 +167,14 @@ def test_a_full_disk_is_tried_again_until_there_is_room(tmp_path: Path) -> None:
         end.rows.refusals = [FULL] * 3
         await end.do_all()
         assert await end.ended() == "done"
-        assert (end.rows.saved, end.job.checkpoints_failed) == (1, 3)
+        assert (end.rows.saved, end.job.checkpoints.failed) == (1, 3)
         assert end.job.trouble["checkpoint"] == ""
 
     scenario(tmp_path, play)
 
 
 def test_somebody_tries_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRY_PAUSE_FIRST_S", 1000.0)
-    monkeypatch.setattr(module, "TRY_PAUSE_MAX_S", 1000.0)
+    monkeypatch.setattr(module, "RETRY", Backoff(1000.0, 1000.0))
 
     async def play(end: End) -> None:
         assert not end.saving.try_now()
@@ -211,7 +210,7 @@ def test_a_cluster_that_keeps_no_checkpoints_has_jobs_that_end(tmp_path: Path) -
         await end.do_all()
         assert await end.ended() == "done"
         assert "no folder" in end.job.trouble["checkpoint"]
-        assert end.job.checkpoints_failed == 0
+        assert end.job.checkpoints.failed == 0
 
     scenario(tmp_path, play, servers_end=False)
 
@@ -264,7 +263,7 @@ def test_a_folder_that_is_set_after_a_checkpoint_was_refused_gets_the_last_one(
 ) -> None:
     async def play(end: End) -> None:
         end.rows.refusals = [NoCheckpointFolder("no folder for checkpoints is set")]
-        end.job.checkpoint_due = True
+        end.job.checkpoints.is_due = True
         periodic = asyncio.create_task(end.saving.save_when_due())
         end.job.notify()
 
@@ -294,7 +293,7 @@ def test_a_stopped_job_whose_checkpoint_takes_too_long_tells_it(tmp_path: Path) 
         await end.saving.save_stopped()
         may_end.set()
         assert "took longer than 1 s" in end.job.trouble["checkpoint"]
-        assert end.job.checkpoints_failed == 1
+        assert end.job.checkpoints.failed == 1
 
     scenario(tmp_path, play, checkpoint=CheckpointSpec(stop_wait_s=1))
 

@@ -15,7 +15,7 @@ from backstay.master.job import Job
 from backstay.master.service import JobService
 from backstay.master.status import job_status
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import counting_spec, master_of
+from tests.unit.job_records_of import counting_spec, master_of, service_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
@@ -28,8 +28,7 @@ def scenario(folder: Path, play: Callable[[JobService, Job], Awaitable[None]]) -
         validation = DataSpec(paths=spec.training.paths if spec.training else ())
         spec = counting_spec(folder, records=8, epochs=2, validation=validation)
         async with master_of(MemoryStore(backend), spec, 1) as (_, job):
-            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-            service.job = job
+            service = service_of(job)
             await play(service, job)
 
     run(inside)

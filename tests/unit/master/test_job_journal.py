@@ -81,7 +81,7 @@ def scenario(
 def test_what_many_callers_stage_at_once_goes_out_in_full_groups() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         async def caller(number: int) -> None:
-            journal.stage_text(f"jobs/counting/leased/a/{number}", str(number))
+            journal.outbox.stage_text(f"jobs/counting/leased/a/{number}", str(number))
             await journal.durable(LIMIT_S)
 
         async with writing(journal):
@@ -95,7 +95,7 @@ def test_what_many_callers_stage_at_once_goes_out_in_full_groups() -> None:
 def test_a_group_is_bounded_in_bytes_too() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         for number in range(5):
-            journal.stage_text(f"jobs/counting/shards/training/{number}", "x" * 600_000)
+            journal.outbox.stage_text(f"jobs/counting/shards/training/{number}", "x" * 600_000)
         async with writing(journal):
             await journal.durable(LIMIT_S)
         assert len(store.written) == 5
@@ -106,16 +106,16 @@ def test_a_group_is_bounded_in_bytes_too() -> None:
 @pytest.mark.parametrize("fault", ["", "lost", "unseen"])
 def test_what_is_to_go_first_is_written_before_all_that_waits_or_is_under_way(fault: str) -> None:
     async def play(store: Watched, journal: Journal) -> None:
-        journal.stage_text("jobs/counting/a", "1")
-        journal.stage_first("jobs/counting/z", lambda: "1")
-        journal.stage_text("jobs/counting/b", "1")
+        journal.outbox.stage_text("jobs/counting/a", "1")
+        journal.outbox.stage_first("jobs/counting/z", lambda: "1")
+        journal.outbox.stage_text("jobs/counting/b", "1")
         store.faults = [fault]
         async with writing(journal):
             if fault:
                 await store.gone_wrong.wait()
             # ``a`` is sent again after a fault, with what it says by now.
-            journal.stage_text("jobs/counting/a", "2")
-            journal.stage_first("jobs/counting/y", lambda: "2")
+            journal.outbox.stage_text("jobs/counting/a", "2")
+            journal.outbox.stage_first("jobs/counting/y", lambda: "2")
             await journal.durable(LIMIT_S)
         places = [
             operation.key
@@ -140,7 +140,7 @@ def test_a_record_staged_many_times_is_written_once_as_it_is_then() -> None:
         values: list[str] = []
         for value in range(1, 11):
             values.append(str(value))
-            journal.stage("jobs/counting/state", lambda: values[-1])
+            journal.outbox.stage("jobs/counting/state", lambda: values[-1])
         async with writing(journal):
             await journal.durable(LIMIT_S)
         assert len(store.written) == 1
@@ -155,16 +155,16 @@ def test_a_record_staged_many_times_is_written_once_as_it_is_then() -> None:
 def test_an_unknown_outcome_is_neither_lost_nor_does_it_undo_what_came_later(fault: str) -> None:
     async def play(store: Watched, journal: Journal) -> None:
         state = "before"
-        journal.stage("jobs/counting/state", lambda: state)
+        journal.outbox.stage("jobs/counting/state", lambda: state)
         store.faults = [fault]
         async with writing(journal):
             waiting = asyncio.create_task(journal.durable(LIMIT_S))
             await store.gone_wrong.wait()
             state = "after"
-            journal.stage("jobs/counting/state", lambda: state)
+            journal.outbox.stage("jobs/counting/state", lambda: state)
             await waiting
             await journal.durable(LIMIT_S)
-            journal.stage_text("jobs/counting/leased/a/w", "{}")
+            journal.outbox.stage_text("jobs/counting/leased/a/w", "{}")
             await journal.durable(LIMIT_S)
         found = await store.get("jobs/counting/state")
         assert found is not None
@@ -177,7 +177,7 @@ def test_an_unknown_outcome_is_neither_lost_nor_does_it_undo_what_came_later(fau
 def test_a_caller_is_told_when_the_store_does_not_answer_and_nothing_is_lost() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         store.faults = ["lost"] * 3
-        journal.stage_text("jobs/counting/state", "kept")
+        journal.outbox.stage_text("jobs/counting/state", "kept")
         async with writing(journal):
             with pytest.raises(StoreUnavailable, match="repeat the call"):
                 await journal.durable(0.0)
@@ -195,7 +195,7 @@ def test_a_deposed_master_writes_nothing_and_hears_why() -> None:
         other = Journal(store, KEYS, instance=8)
         await elect(store, other)
         before = await store.range("jobs/")
-        journal.stage_text("jobs/counting/state", "of the deposed one")
+        journal.outbox.stage_text("jobs/counting/state", "of the deposed one")
         with pytest.raises(NotJobMaster):
             await asyncio.wait_for(journal.run(), LIMIT_S)
         assert await store.range("jobs/") == before
@@ -209,10 +209,10 @@ def test_a_deposed_master_writes_nothing_and_hears_why() -> None:
 def test_a_key_that_was_lost_to_nobody_is_created_anew_and_nothing_staged_is_lost() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         async with writing(journal):
-            journal.stage_text("jobs/counting/state", "first")
+            journal.outbox.stage_text("jobs/counting/state", "first")
             await journal.durable(LIMIT_S)
         await store.delete(KEYS.master)
-        journal.stage_text("jobs/counting/state", "second")
+        journal.outbox.stage_text("jobs/counting/state", "second")
         with pytest.raises(LeaseLost):
             await asyncio.wait_for(journal.run(), LIMIT_S)
         await elect(store, journal)
@@ -228,7 +228,7 @@ def test_a_key_that_was_lost_to_nobody_is_created_anew_and_nothing_staged_is_los
 def test_who_lost_the_key_before_it_wrote_anything_goes_on() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         async with writing(journal):
-            journal.stage_text("jobs/counting/state", "of the one before")
+            journal.outbox.stage_text("jobs/counting/state", "of the one before")
             await journal.durable(LIMIT_S)
         await store.delete(KEYS.master)
         after = Journal(store, KEYS, instance=8)
@@ -236,7 +236,7 @@ def test_who_lost_the_key_before_it_wrote_anything_goes_on() -> None:
         await store.delete(KEYS.master)
         await elect(store, after)
         async with writing(after):
-            after.stage_text("jobs/counting/state", "of the one after")
+            after.outbox.stage_text("jobs/counting/state", "of the one after")
             await after.durable(LIMIT_S)
         await store.delete(KEYS.master)
         with pytest.raises(NotJobMaster):
@@ -248,13 +248,13 @@ def test_who_lost_the_key_before_it_wrote_anything_goes_on() -> None:
 def test_who_was_replaced_in_the_meantime_does_not_go_on_with_what_it_remembers() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         async with writing(journal):
-            journal.stage_text("jobs/counting/state", "mine")
+            journal.outbox.stage_text("jobs/counting/state", "mine")
             await journal.durable(LIMIT_S)
         await store.delete(KEYS.master)
         other = Journal(store, KEYS, instance=8)
         await elect(store, other)
         async with writing(other):
-            other.stage_text("jobs/counting/state", "theirs")
+            other.outbox.stage_text("jobs/counting/state", "theirs")
             await other.durable(LIMIT_S)
         await store.delete(KEYS.master)
         with pytest.raises(NotJobMaster):

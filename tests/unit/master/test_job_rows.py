@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.records.jobs import MasterRecord
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import NotJobMaster, StoreUnavailable
 from backstay.job_engine.opening import StateIncarnation
@@ -20,7 +19,7 @@ from backstay.master.job import Job
 from backstay.master.service import JobService
 from backstay.schedule.rounds import RoundId
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import counting_spec, master_of
+from tests.unit.job_records_of import counting_spec, master_of, service_of
 from tests.unit.memory_nodes import run
 
 ROWS = StateIncarnation(restore_version=7, generation=2)
@@ -31,8 +30,7 @@ def scenario(folder: Path, play: Callable[[JobService, Job], Awaitable[None]]) -
     async def inside(backend: MemoryBackend) -> None:
         spec = counting_spec(folder)
         async with master_of(MemoryStore(backend), spec, 1) as (_, job):
-            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-            service.job = job
+            service = service_of(job)
             job.note_incarnation(ROWS)
             await play(service, job)
 
@@ -96,8 +94,7 @@ def test_what_a_later_master_gave_is_for_that_one(tmp_path: Path) -> None:
 def test_a_request_that_is_repeated_late_gets_its_task_with_new_time(tmp_path: Path) -> None:
     async def inside(backend: MemoryBackend) -> None:
         async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (master, job):
-            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-            service.job = job
+            service = service_of(job)
             first = (await service.GetTask(asked("a", 1, None), NO_CONTEXT)).task.lease
             # The answer was lost, and the lease is over before the worker knows of it.
             master.now_s += 3.0
@@ -130,8 +127,7 @@ def test_no_task_is_given_while_nothing_can_be_recorded(
     async def inside(backend: MemoryBackend) -> None:
         store = Away(backend)
         async with master_of(store, counting_spec(tmp_path), 1) as (_, job):
-            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-            service.job = job
+            service = service_of(job)
             store.is_away = True
             with pytest.raises(StoreUnavailable):
                 await service.GetTask(asked("a", 1, None), NO_CONTEXT)

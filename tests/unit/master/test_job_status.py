@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.records.jobs import JobStateRecord, MasterRecord
-from backstay.master.service import STATUS_KEPT_S, STATUS_KEPT_WORKERS, JobService
+from backstay.consensus.records.jobs import JobStateRecord
+from backstay.master.service import STATUS_KEPT_S, STATUS_KEPT_WORKERS
 from backstay.master.status import recorded_status
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import DURABLE_S, counting_spec, master_of
+from tests.unit.job_records_of import DURABLE_S, counting_spec, master_of, service_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
@@ -19,8 +19,7 @@ NO_CONTEXT = cast(Any, None)
 def test_a_status_of_many_workers_is_told_again_for_a_while(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (master, job):
-            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-            service.job = job
+            service = service_of(job)
 
             async def status() -> job_pb2.JobStatus:
                 return await service.GetJob(job_pb2.GetJobRequest(), NO_CONTEXT)

@@ -12,22 +12,21 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.records.jobs import MasterRecord
 from backstay.errors import StoreUnavailable
-from backstay.exits import EXIT_WRONG_SETTING
+from backstay.exit_codes import ExitCode
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.kubernetes.published_status import how_ended
 from backstay.master import hosted_launcher
 from backstay.master.hosted_launcher import ExitsSeen, LaunchHandler
 from backstay.master.job import Job
-from backstay.master.kubernetes.published_status import how_ended
 from backstay.master.launcher import (
     report_message,
     report_of,
     wish_message,
     wish_of,
 )
-from backstay.master.service import JobService
 from backstay.master.status import job_status
 from tests.memory_store import MemoryBackend, MemoryStore
-from tests.unit.job_records_of import counting_spec, master_of
+from tests.unit.job_records_of import counting_spec, master_of, service_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
@@ -54,7 +53,7 @@ def test_a_model_that_does_not_fit_the_tables_fails_the_job_at_once(tmp_path: Pa
     async def play(job: Job, handler: LaunchHandler) -> None:
         wanted = (await handler.exchange(LauncherReport())).workers
         await handler.exchange(
-            ended(wanted[0], EXIT_WRONG_SETTING, f"Traceback\n{LOGGED}{CONFLICT}\n")
+            ended(wanted[0], ExitCode.WRONG_SETTING, f"Traceback\n{LOGGED}{CONFLICT}\n")
         )
         assert job.state.state == "failed"
         assert job.state.reason == f"the model file or a setting is wrong: {CONFLICT}"
@@ -68,7 +67,7 @@ def test_workers_that_cannot_be_started_for_good_fail_the_job_with_the_cause(
     async def play(job: Job, handler: LaunchHandler) -> None:
         wanted = (await handler.exchange(LauncherReport())).workers
         words = "ErrImagePull: census:1: not found"
-        end = WorkerExit(wanted[0], ExitReason.CANNOT_START, EXIT_WRONG_SETTING, words)
+        end = WorkerExit(wanted[0], ExitReason.CANNOT_START, ExitCode.WRONG_SETTING, words)
         await handler.exchange(LauncherReport(exits=(end,)))
         assert job.ended == ("failed", f"no worker can be started: {words}")
 
@@ -83,7 +82,7 @@ def test_a_missing_right_takes_no_worker_away_from_a_job_that_works(tmp_path: Pa
         job.declare_tables(job.state.tables or ["wide"], worker=wanted[1])
         for number in range(3 * job.spec.workers.max_relaunches + 3):
             name = f"w-{number}"
-            end = WorkerExit(name, ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING, words)
+            end = WorkerExit(name, ExitReason.NOT_ALLOWED, ExitCode.WRONG_SETTING, words)
             job.report(LauncherReport((wanted[1],), () if name == wanted[1] else (end,)))
             # The next one comes after a pause.
             assert len(job.workers.wanted(job.now() + 1e6)) == len(wanted)
@@ -91,7 +90,7 @@ def test_a_missing_right_takes_no_worker_away_from_a_job_that_works(tmp_path: Pa
         # It ends, too: no worker is left.
         await handler.exchange(ended(wanted[1], -9))
         last = job.workers.wanted(job.now() + 1e6)[-1]
-        end = WorkerExit(last, ExitReason.NOT_ALLOWED, EXIT_WRONG_SETTING, words)
+        end = WorkerExit(last, ExitReason.NOT_ALLOWED, ExitCode.WRONG_SETTING, words)
         job.report(LauncherReport((), (end,)))
         assert job.ended == ("failed", f"no worker can be started: {words}")
 
@@ -100,17 +99,16 @@ def test_a_missing_right_takes_no_worker_away_from_a_job_that_works(tmp_path: Pa
 
 def test_one_wrong_worker_beside_others_that_work_is_only_replaced(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         wanted = (await handler.exchange(LauncherReport())).workers
         other = job_pb2.Worker(id=wanted[1], instance=5)
         given = await service.GetTask(job_pb2.GetTaskRequest(worker=other, request=1), NO_CONTEXT)
         assert given.HasField("task")
-        await handler.exchange(ended(wanted[0], EXIT_WRONG_SETTING, CONFLICT))
+        await handler.exchange(ended(wanted[0], ExitCode.WRONG_SETTING, CONFLICT))
         assert not job.is_over
         # It ends, too: no worker is left.
         await handler.exchange(ended(wanted[1], -9))
-        await handler.exchange(ended("w-2", EXIT_WRONG_SETTING, CONFLICT))
+        await handler.exchange(ended("w-2", ExitCode.WRONG_SETTING, CONFLICT))
         assert job.is_over
 
     scenario(tmp_path, play)
@@ -120,7 +118,7 @@ def test_an_old_exit_that_is_told_again_does_not_end_the_job(tmp_path: Path) -> 
     async def play(job: Job, handler: LaunchHandler) -> None:
         await handler.exchange(LauncherReport())
         # Of a worker that was replaced in an earlier job master's time; its Pod is kept.
-        await handler.exchange(ended("w-77", EXIT_WRONG_SETTING, CONFLICT))
+        await handler.exchange(ended("w-77", ExitCode.WRONG_SETTING, CONFLICT))
         assert not job.is_over
 
     scenario(tmp_path, play)
@@ -128,8 +126,7 @@ def test_an_old_exit_that_is_told_again_does_not_end_the_job(tmp_path: Path) -> 
 
 def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         given = job.assign("w-1")
         assert given is not None
         lease = job_pb2.TaskLease(
@@ -140,7 +137,7 @@ def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_pat
             worker=job_pb2.Worker(id="w-1", instance=5), leases=[lease]
         )
         await service.RenewLeases(sign, NO_CONTEXT)
-        await handler.exchange(ended("w-0", EXIT_WRONG_SETTING, CONFLICT))
+        await handler.exchange(ended("w-0", ExitCode.WRONG_SETTING, CONFLICT))
         assert not job.is_over
 
     scenario(tmp_path, play)
@@ -148,8 +145,7 @@ def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_pat
 
 def test_a_worker_that_ran_out_of_memory_is_told_with_what_it_used(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         told: list[WorkerExit] = []
         handler = LaunchHandler(job, told.append)
         wanted = (await handler.exchange(LauncherReport())).workers
@@ -176,8 +172,7 @@ def test_a_worker_that_ran_out_of_memory_is_told_with_what_it_used(tmp_path: Pat
 
 def test_how_stale_gradients_are_is_told_of_each_worker_and_the_job(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
-        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
-        service.job = job
+        service = service_of(job)
         wanted = (await handler.exchange(LauncherReport())).workers
         own = MasterRecord("127.0.0.1:1", 1, "here", 1)
         for worker, slots, total in ((wanted[0], 10, 20), (wanted[1], 30, 180)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import urllib.request
 from dataclasses import replace
@@ -22,7 +21,6 @@ from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "job-metrics.md"
 RULE = AlertSpec(metric="auc", below=0.7, for_windows=2)
 SPEC = JobSpec(
     name="clicks",
@@ -98,14 +96,6 @@ def test_the_figures_of_a_job() -> None:
     assert not any("predict" in name or "alert" in name for name, _ in plain)
     assert ("backstay_job_loss", ()) not in plain
     assert samples(SPEC, None) == {}
-
-
-def test_the_page_tells_every_metric_and_no_other() -> None:
-    rows = set(re.findall(r"^\| `(backstay_job_\w+)` \|", PAGE.read_text(), re.MULTILINE))
-    names = {name for name, _ in samples(SPEC, status())}
-    histogram = "backstay_job_push_staleness"
-    assert {f"{histogram}_{part}" for part in ("bucket", "sum", "count")} <= names
-    assert rows == {histogram if name.startswith(histogram) else name for name in names}
 
 
 def scrape(port: int) -> str:

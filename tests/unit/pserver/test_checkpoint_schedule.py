@@ -1,4 +1,4 @@
-"""When a checkpoint is due."""
+"""Checkpoints by time and by pushes: what is told when one cannot be written."""
 
 from __future__ import annotations
 
@@ -13,37 +13,13 @@ import pytest
 from backstay.consensus import ClusterMirror
 from backstay.consensus.records.settings import ClusterSettings
 from backstay.errors import CheckpointUnavailable
-from backstay.pserver.checkpoints import schedule
-from backstay.pserver.checkpoints.schedule import CheckpointSchedule, SinceCheckpoint, is_due
-from backstay.pserver.checkpoints.writing import group_slots
+from backstay.pserver.checkpoints import schedule as schedule_module
+from backstay.pserver.checkpoints.schedule import CheckpointSchedule
 from backstay.pserver.client.inspection import _checkpoint_trouble
 from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.snapshots.due import Due
+from backstay.pserver.snapshots.writing import group_slots
 from tests.unit.memory_nodes import KEYS
-
-
-@pytest.mark.parametrize(
-    ("every_s", "every_pushes", "since", "due"),
-    [
-        (0, 0, SinceCheckpoint(1e9, 10**12), False),
-        (60, 0, SinceCheckpoint(59.9, 10**12), False),
-        (60, 0, SinceCheckpoint(60.0, 0), True),
-        (0, 1000, SinceCheckpoint(1e9, 999), False),
-        (0, 1000, SinceCheckpoint(0.0, 1000), True),
-        (60, 1000, SinceCheckpoint(60.0, 1), True),
-        (60, 1000, SinceCheckpoint(1.0, 1000), True),
-    ],
-)
-def test_a_checkpoint_is_due_by_time_or_by_pushes(
-    every_s: int, every_pushes: int, since: SinceCheckpoint, due: bool
-) -> None:
-    settings = ClusterSettings(
-        checkpoint_url="/ckpt", checkpoint_every_s=every_s, checkpoint_every_pushes=every_pushes
-    )
-    assert is_due(settings, since) is due
-
-
-def test_without_a_folder_none_is_due() -> None:
-    assert not is_due(ClusterSettings(checkpoint_every_s=1), SinceCheckpoint(10.0, 0))
 
 
 def test_slots_are_grouped_in_their_order_up_to_a_limit() -> None:
@@ -72,6 +48,8 @@ def test_what_was_due_and_is_not_written_is_told_until_one_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     full = CheckpointUnavailable("/ckpt: No space left on device")
+    # An error without a text is no "all is well".
+    mute = CheckpointUnavailable()
     figures = ControlFigures()
     snapshot = replace(
         ClusterMirror(KEYS).snapshot(),
@@ -85,16 +63,20 @@ def test_what_was_due_and_is_not_written_is_told_until_one_is(
         node = {"control": figures.to_object(snapshot, 0.0)}
         assert _checkpoint_trouble([{"control": None}, node]) == (why or None)
 
+    class AlwaysDue(Due):
+        async def is_due(self, *_: object) -> bool:
+            return True
+
     async def scenario() -> None:
+        pushes: Any = None
+        always = AlwaysDue(pushes)
         view: Any = SimpleNamespace(snapshot=lambda: snapshot)
-        saver: Any = Disk(full, full, None)
-        calls: Any = None
-        due = CheckpointSchedule(view, saver, calls, lambda: True, tell)
-        running = asyncio.ensure_future(due.run())
+        saver: Any = Disk(full, full, mute, None)
+        schedule = CheckpointSchedule(view, saver, always, lambda: True, tell)
+        running = asyncio.ensure_future(schedule.run())
         await saver.is_over.wait()
         running.cancel()
 
-    monkeypatch.setattr(schedule, "LOOK_S", 0.001)
-    monkeypatch.setattr(schedule, "is_due", lambda *_: True)
+    monkeypatch.setattr(schedule_module, "LOOK_S", 0.001)
     asyncio.run(asyncio.wait_for(scenario(), 10.0))
-    assert told == [str(full), str(full), ""]
+    assert told == [str(full), str(full), "CheckpointUnavailable", ""]

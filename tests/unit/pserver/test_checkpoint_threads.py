@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from backstay.pserver.checkpoints.disk import THREADS, in_disk_thread
+from backstay.pserver.snapshots.disk import THREADS, in_disk_thread
 
 LIMIT_S = 10.0
 

@@ -8,20 +8,15 @@ import numpy as np
 import pytest
 
 from backstay.consensus.records import (
-    NO_MASTER,
     ClusterConfig,
     MemberStatus,
     RoutingTable,
-    ShardRecord,
     SlotReplicas,
 )
 from backstay.pserver.controller import (
     ClusterRecords,
-    ReplicaKey,
-    ShardChanges,
     StepSizes,
     decide,
-    shard_changes,
 )
 from backstay.pserver.controller.balance import (
     EARLY_PART,
@@ -43,8 +38,6 @@ from tests.unit.controller_cluster import (
     with_slots,
     without,
 )
-
-View = dict[ReplicaKey, ShardRecord]
 
 
 def test_more_copies_than_nodes_run_and_say_so() -> None:
@@ -292,97 +285,6 @@ def test_nothing_is_evened_out_while_copies_are_missing() -> None:
     assert decide(waits).routing is None
     three = replace(waits, members=members(*map(member, range(3))))
     assert catching_up(after(three)) == 1
-
-
-def applied(view: View, changes: ShardChanges) -> View:
-    """Return the view with changes written, as the store would have it."""
-    put = {ReplicaKey(one.slot, one.replica): one for one in changes.put}
-    return {key: one for key, one in {**view, **put}.items() if key not in changes.delete}
-
-
-def test_the_view_of_shards_follows_the_routing() -> None:
-    before = cluster(nodes=2, slots=2)
-    first = shard_changes({}, table(before), time=10.5)
-    assert [(one.slot, one.replica) for one in first.put] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [one.status for one in first.put] == ["master", "in_sync", "master", "in_sync"]
-    assert first.delete == ()
-    view = applied({}, first)
-    assert shard_changes(view, table(before), time=20.0).put == ()
-    new = table(after(without(before, 1)))
-    changes = shard_changes(view, new, time=20.0)
-    # In one slot the master stays, in the other its backup takes over and its number, too.
-    assert changes.delete == ((0, 1), (1, 1))
-    (promoted,) = changes.put
-    assert promoted == ShardRecord(
-        slot=promoted.slot,
-        replica=0,
-        node="ps-0",
-        instance=100,
-        status="master",
-        created=10.5,
-        modified=20.0,
-        routing_version=2,
-    )
-
-
-def holding_one_slot(nodes: int) -> ClusterRecords:
-    """Return a cluster of which one slot is held by the first two nodes and the rest by none."""
-    nobody = SlotReplicas(NO_MASTER)
-    records = cluster(nodes=nodes, slots=4)
-    return with_slots(records, [SlotReplicas(0, (1,)), nobody, nobody, nobody])
-
-
-def one_slot(records: ClusterRecords, held: SlotReplicas) -> RoutingTable:
-    return table(with_slots(records, [held, *table(records).replicas_of_slot[1:]]))
-
-
-def test_a_replica_keeps_its_number_and_times_while_others_come_and_go() -> None:
-    three = holding_one_slot(3)
-    held = [SlotReplicas(0, (1,)), SlotReplicas(1, (0,)), SlotReplicas(1, (0,), (2,))]
-    # Roles change, a third copy comes, and the first one goes.
-    held.append(SlotReplicas(1, (2,)))
-    view: View = {}
-    seen = []
-    for time, one in enumerate(held):
-        view = applied(view, shard_changes(view, one_slot(three, one), time=float(time)))
-        seen.append([(r.replica, r.node, r.status, r.created, r.modified) for r in view.values()])
-    assert [sorted(one) for one in seen] == [
-        [(0, "ps-0", "master", 0.0, 0.0), (1, "ps-1", "in_sync", 0.0, 0.0)],
-        [(0, "ps-0", "in_sync", 0.0, 1.0), (1, "ps-1", "master", 0.0, 1.0)],
-        [
-            (0, "ps-0", "in_sync", 0.0, 1.0),
-            (1, "ps-1", "master", 0.0, 1.0),
-            (2, "ps-2", "catching_up", 2.0, 2.0),
-        ],
-        [(0, "ps-2", "in_sync", 2.0, 3.0), (1, "ps-1", "master", 0.0, 1.0)],
-    ]
-
-
-def test_a_process_that_was_started_again_holds_a_new_replica() -> None:
-    before = holding_one_slot(2)
-    view = applied({}, shard_changes({}, table(before), time=1.0))
-    routing = table(before)
-    nodes = tuple(replace(one, instance=one.instance + 900) for one in routing.nodes)
-    changes = shard_changes(view, replace(routing, nodes=nodes), time=2.0)
-    assert [(one.replica, one.instance, one.created) for one in changes.put] == [
-        (0, nodes[0].instance, 2.0),
-        (1, nodes[1].instance, 2.0),
-    ]
-
-
-def test_a_view_that_was_written_in_part_is_brought_to_the_routing() -> None:
-    """The controller may end between two writes; one replica then has two numbers."""
-    three = holding_one_slot(3)
-    view: View = {}
-    for held in (SlotReplicas(1, (0,), (2,)), SlotReplicas(1, (2,))):
-        routing = one_slot(three, held)
-        changes = shard_changes(view, routing, time=3.0)
-        view = applied(view, replace(changes, delete=()))
-    assert len(view) == 3
-    view = applied(view, shard_changes(view, routing, time=4.0))
-    assert sorted(view) == [(0, 0), (0, 1)]
-    assert {one.node: one.status for one in view.values()} == {"ps-1": "master", "ps-2": "in_sync"}
-    assert shard_changes(view, routing, time=5.0) == ShardChanges((), ())
 
 
 def test_slots_on_the_move_count_among_those_that_may_move_at_once() -> None:

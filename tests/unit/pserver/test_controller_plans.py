@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from backstay.consensus.records import ClusterConfig, SlotReplicas
 from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.pserver.controller import ClusterRecords, PlanWait, choose_leaving, decide
+from tests.examples import examples
 from tests.unit.controller_cluster import (
     after,
     catching_up,
@@ -377,7 +378,7 @@ def test_a_wait_begins_with_the_plan_and_ends_after_its_time() -> None:
     st.integers(3, 6).map(lambda exponent: 2**exponent),
     st.integers(1, 7),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_a_resize_moves_little_and_is_even_in_the_end(
     old: int, new: int, replicas: int, slots: int, hosts: int
 ) -> None:

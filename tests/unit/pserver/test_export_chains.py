@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from backstay.checkpoint.element import Element, ExportChoice
-from backstay.consensus.records.exports import ExportRecord, TopicRecord
+from backstay.checkpoint.manifest import ExportChoice, Manifest
+from backstay.consensus.records.exports import ExportRecord
+from backstay.job_spec import ExportsSpec, ExportTopicSpec
 from backstay.pserver.exports.exporter import why_a_new_chain
 from backstay.tables import Expiry, Lifetime, PullFunction, Score, TableSpec
 from tests.unit.serving.elements import base
 
-RECORD = ExportRecord("serve", "r", "/served", 1.0, ("*",), False, 0.5, "2026-11-26")
+SPEC = ExportsSpec(url="/served", tables=("*",), score_at_least=0.5)
+RECORD = ExportRecord(name="serve", run="r", spec=SPEC, started="2026-11-26")
+
+TOPIC = ExportTopicSpec(name="clicks", brokers=("a:1",))
 
 
 def scored(click_coefficient: float = 1.0, score_below: float = 0.1) -> TableSpec:
@@ -27,18 +30,21 @@ def scaled(weights: Any, *, factor: float = 1.0) -> Any:
     return weights * factor
 
 
-def newest(spec: TableSpec) -> Element:
-    choice = ExportChoice(("t",), score_at_least=RECORD.score_at_least)
-    return replace(base(), choice=choice, specs=(json.loads(spec.to_json()),))
+def newest(spec: TableSpec) -> Manifest:
+    choice = ExportChoice(("t",), score_at_least=SPEC.score_at_least)
+    return replace(base(), choice=choice, tables=(spec,))
 
 
-def why(element: Element | None, spec: TableSpec, record: ExportRecord = RECORD) -> str:
+def why(element: Manifest | None, spec: TableSpec, record: ExportRecord = RECORD) -> str:
     return why_a_new_chain(element, record, {spec.name: spec}, "ab", 0)
 
 
 @pytest.mark.parametrize("least", [0.5, None])
 def test_an_increment_builds_on_rows_of_the_same_choice(least: float | None) -> None:
-    spec, record = scored(click_coefficient=1.0), replace(RECORD, score_at_least=least)
+    spec, record = (
+        scored(click_coefficient=1.0),
+        replace(RECORD, spec=replace(SPEC, score_at_least=least)),
+    )
     assert why(newest(spec), spec, record) == ""
     other = scored(click_coefficient=2.0)
     wanted = "" if least is None else "the rows of table t have another score"
@@ -51,7 +57,7 @@ def test_a_topic_has_what_the_function_on_pull_makes_of_all_rows() -> None:
     def table(factor: float) -> TableSpec:
         return TableSpec.sparse("t", dim=2, pull=PullFunction.of(scaled, factor=factor))
 
-    record = replace(RECORD, topic=TopicRecord(("a:1",), "clicks"))
+    record = replace(RECORD, spec=replace(SPEC, topic=TOPIC))
     assert why(newest(table(2.0)), table(2.0), record) == ""
     said = "a pull of table t goes through another function"
     assert why(newest(table(2.0)), table(3.0), record) == said

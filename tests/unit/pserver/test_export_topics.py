@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.checkpoint.element import Element
-from backstay.consensus.records.exports import ExportRecord, TopicRecord
+from backstay.checkpoint.chain import Followed
+from backstay.checkpoint.manifest import Manifest
+from backstay.consensus.records.exports import ExportRecord
 from backstay.errors import CheckpointDamaged, ConfigError, ExportRefused, InvalidRequest
+from backstay.job_spec import ExportsSpec, ExportTopicSpec
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.exports.topic import key_ledger
 from backstay.pserver.exports.topic.key_ledger import KeyLedger
@@ -27,20 +30,19 @@ from backstay.pserver.exports.topic.messages import (
 )
 from backstay.pserver.exports.topic.steps import TopicStep, check_run, followed, next_step
 from backstay.pserver.metrics.export_figures import ExportsFigures
-from backstay.serving.state import Followed
 from tests.unit.serving.elements import base, increment
 
 RUN = base().run
 DAMAGED = "damaged"
 
-Read = Callable[[str], Element | None]
+Read = Callable[[str], Manifest | None]
 
 
-def folder(*elements: Element, **instead: str) -> tuple[list[str], Read]:
+def folder(*elements: Manifest, **instead: str) -> tuple[list[str], Read]:
     """Return names and reader of a folder; ``instead`` are elements that are damaged."""
-    there: Mapping[str, Element] = {one.id: one for one in elements}
+    there: Mapping[str, Manifest] = {one.id: one for one in elements}
 
-    def read(name: str) -> Element | None:
+    def read(name: str) -> Manifest | None:
         if name.replace("-", "_") in instead:
             raise CheckpointDamaged(f"{name} is damaged")
         return there.get(name)
@@ -48,7 +50,7 @@ def folder(*elements: Element, **instead: str) -> tuple[list[str], Read]:
     return sorted(there, key=lambda one: (int(one.split("-")[1]), one)), read
 
 
-def progress(element: Element, **more: object) -> TopicProgress:
+def progress(element: Manifest, **more: object) -> TopicProgress:
     chosen: dict[str, object] = {"run": RUN, "started": "2026-11-26T10:00:00.000+00:00", **more}
     return TopicProgress(
         format=1,
@@ -66,7 +68,7 @@ def progress(element: Element, **more: object) -> TopicProgress:
     )
 
 
-def at(element: Element) -> Followed:
+def at(element: Manifest) -> Followed:
     """Return the state of a topic that has an element."""
     _, read = folder(element)
     state = followed(progress(element), RUN, read)
@@ -201,26 +203,41 @@ def test_the_last_word_of_each_key_counts(kept: int, monkeypatch: pytest.MonkeyP
 
 
 def test_a_record_with_a_topic_and_one_from_before_there_were_topics() -> None:
-    topic = TopicRecord(("a:1", "b:2"), "clicks", {"linger.ms": "5"}, "/etc/kafka.properties")
-    record = ExportRecord("n", "1", "/x", 1.0, ("*",), False, None, "2026", topic=topic)
+    topic = ExportTopicSpec(
+        name="clicks",
+        brokers=("a:1", "b:2"),
+        settings={"linger.ms": "5"},
+        settings_file="/etc/kafka.properties",
+    )
+    spec = ExportsSpec(url="/x", tables=("*",), topic=topic)
+    record = ExportRecord(name="n", run="1", spec=spec, started="2026")
     assert ExportRecord.from_json(record.to_json()) == record
     old = record.to_json().partition(',"topic"')[0] + "}"
-    assert ExportRecord.from_json(old).topic is None
-    assert topic.is_same(TopicRecord(("b:2",), "clicks"))
-    assert not topic.is_same(TopicRecord(("c:3",), "clicks"))
-    for wrong in ({"sasl.password": "x"}, {"sasl.oauthbearer.client.secret": "x"}, {"acks": "1"}):
-        with pytest.raises(InvalidRequest, match=next(iter(wrong))):
-            TopicRecord(("a:1",), "clicks", wrong)
-    with pytest.raises(InvalidRequest, match="no brokers"):
-        TopicRecord((), "clicks")
-    with pytest.raises(InvalidRequest, match="as Kafka's are"):
-        TopicRecord(("a:1",), "two words")
+    assert ExportRecord.from_json(old).spec.topic is None
+    # As it was kept before it went by pushes.
+    before = (
+        '{"name":"n","run":"1","url":"/x","every_s":1.0,"tables":["*"],"statistics":false,'
+        '"score_at_least":null,"started":"2026","stopping":false,"trouble":""}'
+    )
+    assert ExportRecord.from_json(before) == replace(record, spec=replace(spec, topic=None))
+    for wrong in ("[]", "{", before.replace('"run":"1",', ""), before.replace("1.0", "0.0")):
+        with pytest.raises(InvalidRequest):
+            ExportRecord.from_json(wrong)
+    assert topic.is_same(ExportTopicSpec(name="clicks", brokers=("b:2",)))
+    assert not topic.is_same(ExportTopicSpec(name="clicks", brokers=("c:3",)))
+    for name in ("sasl.password", "sasl.oauthbearer.client.secret", "acks"):
+        with pytest.raises(ConfigError, match=name):
+            replace(topic, settings={name: "1"})
+    with pytest.raises(ConfigError, match="no brokers"):
+        replace(topic, brokers=())
+    with pytest.raises(ConfigError, match="as Kafka's are"):
+        replace(topic, name="two words")
 
 
 def test_a_node_without_the_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(ConfigError, match=r"clicks on this node.*pip install 'backstay\[kafka\]'"):
-        ensure_topic(TopicRecord(("a:1",), "clicks"))
+        ensure_topic(ExportTopicSpec(name="clicks", brokers=("a:1",)))
 
 
 @pytest.mark.parametrize(

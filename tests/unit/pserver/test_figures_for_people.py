@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from backstay import config
 from backstay._proto.v1 import job_pb2
 from backstay.checkpoint.remote import CheckpointInfo
-from backstay.cli.progress import summary_lines
 from backstay.config import ClientConfig
 from backstay.errors import ConfigError, NonFiniteLoss
 from backstay.job.model_definition import load
@@ -19,7 +18,8 @@ from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl import checkpoint
 from backstay.pserver.ctl import verify as verify_module
 from backstay.pserver.ctl.cli import main
-from backstay.trainer.model.frameworks import checked_loss
+from backstay.runner.status_words import summary_lines
+from backstay.trainer.model.batches import checked_loss
 
 MODEL = """
 def custom_model(): ...

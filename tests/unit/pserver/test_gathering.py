@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from backstay._proto.v1 import checkpoint_pb2
-from backstay.pserver.checkpoints.gathering import SlotGatherer
+from backstay.pserver.snapshots.gathering import SlotGatherer
 from tests.unit.controller_cluster import SLOTS, cluster, table
 
 PART = "part-6b1f0c2a-0000.safetensors"

@@ -1,12 +1,12 @@
-"""Elements for tests: a cluster of two slots, one table."""
+"""Snapshots of an export for tests: a cluster of two slots, one table."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
-from backstay.checkpoint.documents import FileEntry
-from backstay.checkpoint.element import Element, ExportChoice, SlotLists
+import numpy as np
+
+from backstay.checkpoint.manifest import ExportChoice, Manifest, Part, SlotEntries
 from backstay.tables import SGD, TableSpec
 
 __all__ = ["BASE", "base", "increment"]
@@ -23,7 +23,7 @@ def base(
     generation: int = 0,
     uid: str = "ab",
     begun: float = 100.0,
-) -> Element:
+) -> Manifest:
     """Return a base; without ``chain`` one that begins a chain."""
     own = f"base-{number:06d}-3fa9c1"
     return _element(
@@ -33,7 +33,7 @@ def base(
         generation,
         uid,
         begun,
-        _lists(position, [0] * len(position), [1] * len(position)),
+        _entries(position, [0] * len(position), [1] * len(position)),
         (),
     )
 
@@ -47,22 +47,22 @@ def increment(
     left_out: Sequence[int] = (),
     chain: str = BASE,
     begun: float = 200.0,
-) -> Element:
+) -> Manifest:
     """Return an increment of a chain."""
     own = f"inc-{number:06d}-3fa9c1"
-    lists = _lists(position, since, whole or [0] * len(position))
+    lists = _entries(position, since, whole or [0] * len(position))
     return _element(own, chain, chain, 0, "ab", begun, lists, tuple(left_out))
 
 
-def _lists(position: Sequence[int], since: Sequence[int], whole: Sequence[int]) -> SlotLists:
+def _entries(position: Sequence[int], since: Sequence[int], whole: Sequence[int]) -> SlotEntries:
     count = len(position)
-    return SlotLists(
-        (0,) * count,
-        tuple(position),
-        tuple(since),
-        (1,) * count,
-        tuple(whole),  # type: ignore[arg-type]
-        (1,) * count,
+    return SlotEntries(
+        part=np.zeros(count, np.int64),
+        position=np.array(position, np.uint64),
+        epoch=np.ones(count, np.uint64),
+        whole=np.array(whole, np.bool_),
+        rows=np.ones(count, np.uint64),
+        since=np.array(since, np.uint64),
     )
 
 
@@ -73,15 +73,14 @@ def _element(
     generation: int,
     uid: str,
     begun: float,
-    slots: SlotLists,
+    slots: SlotEntries,
     left_out: tuple[int, ...],
-) -> Element:
-    return Element(
-        format=1,
+) -> Manifest:
+    return Manifest(
         id=own,
         run="r",
         chain=chain,
-        base=of_base,
+        base=None if of_base == own else of_base,
         reason="the export was started",
         cluster="c",
         cluster_uid=uid,
@@ -89,8 +88,8 @@ def _element(
         begun=begun,
         every_s=1.0,
         choice=ExportChoice(("t",)),
-        specs=(json.loads(SPEC.to_json()),),
-        parts=(FileEntry("part-a-0000.safetensors", 100, "0" * 64),),
+        tables=(SPEC,),
+        parts=(Part("part-a-0000.safetensors", 100, "0" * 64),),
         slots=slots,
         left_out=left_out,
         base_bytes=100,

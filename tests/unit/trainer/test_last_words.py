@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backstay.errors import BackstayError, ConfigError, ServerUnavailable, TableConflict
-from backstay.master.kubernetes.objects import LAST_WORDS_VARIABLE
+from backstay.kubernetes.objects import LAST_WORDS_VARIABLE
 from backstay.trainer.worker import cli
 from backstay.trainer.worker.last_words import BYTES_MAX, VARIABLE
 

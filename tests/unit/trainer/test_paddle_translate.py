@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 paddle = pytest.importorskip("paddle")
 
 from backstay import tables
 from backstay.errors import ConfigError
-from backstay.trainer.adapter.session import TrainerEnvironment
-from backstay.trainer.paddle.lookup import Bags
 from backstay.trainer.paddle.translate import (
     base_learning_rate,
     initializer_of,
@@ -20,7 +17,6 @@ from backstay.trainer.paddle.translate import (
 )
 
 pytestmark = pytest.mark.paddle
-SERVERS = {"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:7000, 10.0.0.2:7000"}
 
 
 @pytest.fixture(scope="module")
@@ -147,48 +143,3 @@ def test_initializer(make: Any, rows: int | None, expected: tables.Initializer) 
 def test_refused_initializer(make: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         initializer_of(paddle.ParamAttr(initializer=make(paddle.nn.initializer)), None, 4)
-
-
-def test_environment() -> None:
-    assert TrainerEnvironment.read(SERVERS) == TrainerEnvironment(
-        ("10.0.0.1:7000", "10.0.0.2:7000"), 0, 1
-    )
-    names = {**SERVERS, "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "4"}
-    assert TrainerEnvironment.read(names).trainer_id == 1
-    explicit = TrainerEnvironment.read(names, endpoints="a:1", trainer_id=3)
-    assert explicit == TrainerEnvironment(("a:1",), 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ({}, "set PADDLE_PSERVERS_IP_PORT_LIST"),
-        ({"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1"}, "host:port"),
-        ({"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:99999"}, "PADDLE_PSERVERS_IP_PORT_LIST.*99999"),
-        ({**SERVERS, "TRAINING_ROLE": "PSERVER"}, "pserver serve"),
-        ({**SERVERS, "TRAINING_ROLE": "HETER"}, "TRAINER or PSERVER"),
-        ({**SERVERS, "PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID is 'x'.*an integer"),
-        ({**SERVERS, "PADDLE_TRAINERS_NUM": "2"}, "PADDLE_TRAINER_ID is not set"),
-        ({**SERVERS, "PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "2"}, "0 to 1"),
-        ({**SERVERS, "PADDLE_TRAINERS_NUM": "0"}, "1 or more"),
-    ],
-)
-def test_wrong_environment(names: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TrainerEnvironment.read(names)
-
-
-@pytest.mark.parametrize("mean", [False, True])
-def test_bags_with_empty_ones(mean: bool) -> None:
-    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
-    bags = Bags(np.array([0, 2, 0, 3, 0]), mean)
-    total = np.array([[0, 0], [2, 4], [0, 0], [18, 21], [0, 0]], np.float32)
-    divisors = np.array([[1], [2], [1], [3], [1]], np.float32) if mean else 1.0
-    np.testing.assert_allclose(bags.combine(rows), total / divisors)
-    spread = bags.spread(total)
-    np.testing.assert_allclose(spread, np.repeat(total / divisors, bags.counts, axis=0))
-
-
-def test_bags_all_empty() -> None:
-    bags = Bags(np.zeros(3, np.int64), mean=True)
-    assert not bags.combine(np.zeros((0, 2), np.float32)).any()

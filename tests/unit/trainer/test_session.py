@@ -18,6 +18,7 @@ from backstay.trainer.adapter.session import (
 )
 
 SERVERS = {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,b:2"}
+TWO_SERVERS = {"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:7000, 10.0.0.2:7000"}
 
 
 class Connected:
@@ -108,3 +109,35 @@ def test_names_are_numbered_by_client_and_kind() -> None:
     ]
     assert names == ["embedding_0", "optimizer_0", "embedding_0"]
     assert numbered(first, "embedding") == "embedding_1"
+
+
+def test_an_environment_of_paddle() -> None:
+    assert TrainerEnvironment.read(TWO_SERVERS) == TrainerEnvironment(
+        ("10.0.0.1:7000", "10.0.0.2:7000"), 0, 1
+    )
+    names = {**TWO_SERVERS, "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "4"}
+    assert TrainerEnvironment.read(names).trainer_id == 1
+    explicit = TrainerEnvironment.read(names, endpoints="a:1", trainer_id=3)
+    assert explicit == TrainerEnvironment(("a:1",), 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({}, "set PADDLE_PSERVERS_IP_PORT_LIST"),
+        ({"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1"}, "host:port"),
+        (
+            {"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:99999"},
+            "PADDLE_PSERVERS_IP_PORT_LIST.*99999",
+        ),
+        ({**TWO_SERVERS, "TRAINING_ROLE": "PSERVER"}, "pserver serve"),
+        ({**TWO_SERVERS, "TRAINING_ROLE": "HETER"}, "TRAINER or PSERVER"),
+        ({**TWO_SERVERS, "PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID is 'x'.*an integer"),
+        ({**TWO_SERVERS, "PADDLE_TRAINERS_NUM": "2"}, "PADDLE_TRAINER_ID is not set"),
+        ({**TWO_SERVERS, "PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "2"}, "0 to 1"),
+        ({**TWO_SERVERS, "PADDLE_TRAINERS_NUM": "0"}, "1 or more"),
+    ],
+)
+def test_a_wrong_environment_is_told(names: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainerEnvironment.read(names)

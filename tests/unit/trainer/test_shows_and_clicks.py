@@ -136,3 +136,19 @@ def test_geo_sums_them_until_the_exchange() -> None:
     rows.add(np.array([4], np.uint64), np.zeros((1, 2), np.float32))
     assert rows.keys.tolist() == [3, 4, 5]
     assert rows.counts.tolist() == [[1, 0], [0, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_bags_with_empty_ones(mean: bool) -> None:
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    bags = Bags(np.array([0, 2, 0, 3, 0]), mean)
+    total = np.array([[0, 0], [2, 4], [0, 0], [18, 21], [0, 0]], np.float32)
+    divisors = np.array([[1], [2], [1], [3], [1]], np.float32) if mean else 1.0
+    np.testing.assert_allclose(bags.combine(rows), total / divisors)
+    spread = bags.spread(total)
+    np.testing.assert_allclose(spread, np.repeat(total / divisors, bags.counts, axis=0))
+
+
+def test_bags_all_empty() -> None:
+    bags = Bags(np.zeros(3, np.int64), mean=True)
+    assert not bags.combine(np.zeros((0, 2), np.float32)).any()

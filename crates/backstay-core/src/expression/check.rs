@@ -53,78 +53,30 @@ pub struct Signature {
 
 /// Why an expression was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[allow(missing_docs)] // The messages say it.
-pub enum ExpressionError {
-    #[error("{nodes} nodes; allowed: 1 to {MAX_NODES}")]
-    TooManyNodes { nodes: usize },
-    #[error("{bytes} bytes of JSON; allowed: up to {MAX_EXPRESSION_BYTES}")]
-    TooLong { bytes: usize },
-    #[error("node {node} ({name}) has {depth} nodes one behind the other before it; allowed: up to {MAX_DEPTH}")]
-    TooDeep {
-        node: usize,
-        name: String,
-        depth: usize,
-    },
-    #[error("node {node} ({name}) uses node {argument}; allowed: nodes before it")]
-    Order {
-        node: usize,
-        name: String,
-        argument: NodeId,
-    },
-    #[error("node {node} is the input {input:?}; allowed: one of {allowed}")]
-    UnknownInput {
-        node: usize,
-        input: String,
-        allowed: String,
-    },
-    #[error("node {node} is the setting {setting:?}; allowed: one of {allowed}")]
-    UnknownSetting {
-        node: usize,
-        setting: String,
-        allowed: String,
-    },
-    #[error("node {node} is the constant {value}; allowed: up to 1e30 in magnitude")]
-    Constant { node: usize, value: String },
-    #[error("node {node} ({name}) is given {given}; allowed: {allowed}")]
-    Argument {
-        node: usize,
-        name: String,
-        given: &'static str,
-        allowed: &'static str,
-    },
-    #[error("{results} results; expected {expected}")]
-    ResultCount { results: usize, expected: String },
-    #[error("result {name} is {given}; allowed: {allowed}")]
-    Result {
-        name: String,
-        given: String,
-        allowed: &'static str,
-    },
-    #[error("its values take {bytes} bytes for a row of {elements} elements; allowed: up to {MAX_ROW_BYTES}")]
-    RowTooLarge { elements: usize, bytes: usize },
+#[error("{}{reason}", .node.map(|node| format!("node {node}: ")).unwrap_or_default())]
+pub struct ExpressionError {
+    /// The node that breaks a rule; none if it is the expression as a whole.
+    pub node: Option<usize>,
+    /// Which rule, and what is allowed.
+    pub reason: String,
+}
+
+impl From<String> for ExpressionError {
+    fn from(reason: String) -> Self {
+        Self { node: None, reason }
+    }
 }
 
 impl Expression {
     /// Check everything and return the type of each node.
     pub fn check(&self, signature: &Signature) -> Result<Vec<Type>, ExpressionError> {
-        let nodes = self.nodes.len();
-        if !(1..=MAX_NODES).contains(&nodes) {
-            return Err(ExpressionError::TooManyNodes { nodes });
-        }
-        let bytes = self.canonical_json().len();
-        if bytes > MAX_EXPRESSION_BYTES {
-            return Err(ExpressionError::TooLong { bytes });
-        }
-        let mut checker = Checker {
-            signature,
-            types: Vec::with_capacity(nodes),
-            depths: Vec::with_capacity(nodes),
-        };
+        self.check_length()?;
+        let mut builder = ExpressionBuilder::new(signature.clone());
         for node in &self.nodes {
-            checker.take(node)?;
+            builder.add(node.clone())?;
         }
-        checker.results(&self.results)?;
-        Ok(checker.types)
+        builder.check_results(&self.results)?;
+        Ok(builder.types)
     }
 
     /// The expression in a fixed form.
@@ -132,101 +84,144 @@ impl Expression {
         // Names, numbers and lists only: there is nothing that could fail to serialise.
         serde_json::to_string(self).unwrap_or_default()
     }
+
+    fn check_length(&self) -> Result<(), ExpressionError> {
+        let bytes = self.canonical_json().len();
+        if bytes > MAX_EXPRESSION_BYTES {
+            let reason = format!("{bytes} bytes of JSON; allowed: up to {MAX_EXPRESSION_BYTES}");
+            return Err(reason.into());
+        }
+        Ok(())
+    }
 }
 
-/// Goes from node to node.
-struct Checker<'a> {
-    signature: &'a Signature,
+/// An expression that grows node by node.
+#[derive(Debug, Clone)]
+pub struct ExpressionBuilder {
+    signature: Signature,
+    nodes: Vec<Node>,
     types: Vec<Type>,
     depths: Vec<usize>,
 }
 
-impl Checker<'_> {
-    fn take(&mut self, node: &Node) -> Result<(), ExpressionError> {
-        let at = self.types.len();
+impl ExpressionBuilder {
+    /// One without nodes.
+    pub fn new(signature: Signature) -> Self {
+        Self {
+            signature,
+            nodes: Vec::new(),
+            types: Vec::new(),
+            depths: Vec::new(),
+        }
+    }
+
+    /// Add a node and return its number.
+    pub fn add(&mut self, node: Node) -> Result<NodeId, ExpressionError> {
+        let at = self.nodes.len();
+        if at == MAX_NODES {
+            let reason =
+                format!("more than {MAX_NODES} operations, inputs, settings and constants");
+            return Err(reason.into());
+        }
+        let (found, depth) = self
+            .type_and_depth(&node)
+            .map_err(|reason| ExpressionError {
+                node: Some(at),
+                reason,
+            })?;
+        self.types.push(found);
+        self.depths.push(depth);
+        self.nodes.push(node);
+        Ok(at as NodeId)
+    }
+
+    /// The expression with these results.
+    pub fn finish(&self, results: Vec<NodeId>) -> Result<Expression, ExpressionError> {
+        self.check_results(&results)?;
+        let expression = Expression {
+            nodes: self.nodes.clone(),
+            results,
+        };
+        expression.check_length()?;
+        Ok(expression)
+    }
+
+    fn type_and_depth(&self, node: &Node) -> Result<(Type, usize), String> {
         let parts = node.parts();
         let mut depth = 0;
         for &argument in parts.arguments() {
             let Some(before) = self.depths.get(argument as usize) else {
-                return Err(ExpressionError::Order {
-                    node: at,
-                    name: node.name(),
-                    argument,
-                });
+                return Err(format!(
+                    "{} uses a node that does not stand before it",
+                    node.name()
+                ));
             };
             depth = depth.max(before + 1);
         }
         if depth > MAX_DEPTH {
-            return Err(ExpressionError::TooDeep {
-                node: at,
-                name: node.name(),
-                depth,
-            });
+            return Err(format!(
+                "more than {MAX_DEPTH} operations one behind the other"
+            ));
         }
         let of = |argument: NodeId| self.types[argument as usize];
         let found = match parts {
-            Parts::Input(name) => self.input(at, name)?,
-            Parts::Setting(name) => self.setting(at, name)?,
-            Parts::Constant(value) => constant(at, value)?,
-            Parts::Unary(_, a) | Parts::Reduction(_, a) => one(at, node, of(a))?,
-            Parts::Binary(_, [a, b]) => two(at, node, of(a), of(b))?,
-            Parts::Where(all) => choice(at, node, all.map(of))?,
+            Parts::Input(name) => self.input(name)?,
+            Parts::Setting(name) => self.setting(name)?,
+            Parts::Constant(value) => constant(value)?,
+            Parts::Unary(_, a) | Parts::Reduction(_, a) => one(node, of(a))?,
+            Parts::Binary(_, [a, b]) => two(node, of(a), of(b))?,
+            Parts::Where(all) => choice(all.map(of))?,
         };
-        self.types.push(found);
-        self.depths.push(depth);
-        Ok(())
+        Ok((found, depth))
     }
 
-    fn input(&self, node: usize, name: &str) -> Result<Type, ExpressionError> {
-        let known = &self.signature.inputs;
-        let found = known.iter().find(|(known, _)| known == name);
-        found
+    fn input(&self, name: &str) -> Result<Type, String> {
+        let inputs = &self.signature.inputs;
+        let input = inputs.iter().find(|(input, _)| input == name);
+        input
             .map(|&(_, shape)| Type { shape, mask: false })
-            .ok_or_else(|| ExpressionError::UnknownInput {
-                node,
-                input: shortened(name),
-                allowed: listed(known.iter().map(|(name, _)| name)),
+            .ok_or_else(|| {
+                let there = listed(inputs.iter().map(|(input, _)| input));
+                format!("no input '{}'; there are {there}", shortened(name))
             })
     }
 
-    fn setting(&self, node: usize, name: &str) -> Result<Type, ExpressionError> {
-        let known = &self.signature.settings;
-        if known.iter().any(|known| known == name) {
-            return Ok(Type {
-                shape: Shape::Batch,
-                mask: false,
-            });
+    fn setting(&self, name: &str) -> Result<Type, String> {
+        let settings = &self.signature.settings;
+        if settings.iter().any(|setting| setting == name) {
+            return Ok(BATCH);
         }
-        Err(ExpressionError::UnknownSetting {
-            node,
-            setting: shortened(name),
-            allowed: listed(known.iter()),
-        })
+        let there = listed(settings.iter());
+        Err(format!(
+            "no setting '{}'; there are {there}",
+            shortened(name)
+        ))
     }
 
-    fn results(&self, results: &[NodeId]) -> Result<(), ExpressionError> {
+    fn check_results(&self, results: &[NodeId]) -> Result<(), ExpressionError> {
         let expected = &self.signature.results;
         if results.len() != expected.len() {
-            return Err(ExpressionError::ResultCount {
-                results: results.len(),
-                expected: listed(expected.iter().map(|(name, _)| name)),
-            });
+            let names = listed(expected.iter().map(|(name, _)| name));
+            let reason = format!("it returns {} values; expected {names}", results.len());
+            return Err(reason.into());
         }
         for (&node, (name, wanted)) in results.iter().zip(expected) {
-            let found = self.types.get(node as usize);
-            let misses = |found: &Type| found.mask != wanted.mask || found.shape > wanted.shape;
-            if found.is_none_or(misses) {
-                return Err(ExpressionError::Result {
-                    name: name.clone(),
-                    given: found
-                        .map_or_else(|| format!("node {node}"), |found| found.words().into()),
-                    allowed: wanted.words(),
-                });
+            let Some(given) = self.types.get(node as usize) else {
+                return Err(format!("result {name} is node {node}, which does not exist").into());
+            };
+            if given.mask != wanted.mask || given.shape > wanted.shape {
+                let (given, allowed) = (given.words(), wanted.words());
+                return Err(format!("the returned {name} is {given}; allowed: {allowed}").into());
             }
         }
         Ok(())
     }
 }
+
+const BATCH: Type = Type {
+    shape: Shape::Batch,
+    mask: false,
+};
 
 impl Type {
     fn words(self) -> &'static str {
@@ -239,32 +234,25 @@ impl Type {
     }
 }
 
-fn one(at: usize, node: &Node, a: Type) -> Result<Type, ExpressionError> {
+fn one(node: &Node, a: Type) -> Result<Type, String> {
+    let scalar = Type {
+        shape: Shape::Scalar,
+        mask: false,
+    };
     match node {
-        Node::Not(_) if !a.mask => refuse(at, node, "a number", "masks"),
-        Node::Sum(_) | Node::Mean(_) if a.shape == Shape::Vector => Ok(Type {
-            shape: Shape::Scalar,
-            mask: false,
-        }),
-        Node::Max(_) | Node::Min(_) if a.shape == Shape::Vector && !a.mask => Ok(Type {
-            shape: Shape::Scalar,
-            mask: false,
-        }),
+        Node::Not(_) if !a.mask => refuse(node, "a number", "masks, such as x > 0"),
+        Node::Sum(_) | Node::Mean(_) if a.shape == Shape::Vector => Ok(scalar),
+        Node::Max(_) | Node::Min(_) if a.shape == Shape::Vector && !a.mask => Ok(scalar),
         Node::Sum(_) | Node::Mean(_) | Node::Max(_) | Node::Min(_) => {
-            let given = if a.mask {
-                "a mask"
-            } else {
-                "one value for a row"
-            };
-            refuse(at, node, given, "a number for each element of the row")
+            refuse(node, a.words(), "a number for each element of the row")
         }
         Node::Not(_) => Ok(a),
-        _ if a.mask => refuse(at, node, "a mask", "numbers"),
+        _ if a.mask => refuse(node, "a mask", "numbers; use where(mask, a, b)"),
         _ => Ok(a),
     }
 }
 
-fn two(at: usize, node: &Node, a: Type, b: Type) -> Result<Type, ExpressionError> {
+fn two(node: &Node, a: Type, b: Type) -> Result<Type, String> {
     let Parts::Binary(operation, _) = node.parts() else {
         return Ok(a);
     };
@@ -273,16 +261,14 @@ fn two(at: usize, node: &Node, a: Type, b: Type) -> Result<Type, ExpressionError
         if a.mask && b.mask {
             return Ok(Type { shape, mask: true });
         }
-        return refuse(at, node, "a number", "masks");
+        return refuse(node, "a number", "masks, such as x > 0");
     }
-    let one_mask = matches!(node, Node::Add(..) | Node::Sub(..) | Node::Mul(..));
-    if a.mask && b.mask || (a.mask || b.mask) && !one_mask {
-        let allowed = if one_mask {
-            "at most one mask"
-        } else {
-            "numbers"
-        };
-        return refuse(at, node, "a mask", allowed);
+    if a.mask && b.mask {
+        return refuse(node, "masks", "numbers. Join masks with & and |");
+    }
+    let takes_a_mask = matches!(node, Node::Add(..) | Node::Sub(..) | Node::Mul(..));
+    if (a.mask || b.mask) && !takes_a_mask {
+        return refuse(node, "a mask", "numbers; use where(mask, a, b)");
     }
     Ok(Type {
         shape,
@@ -290,12 +276,13 @@ fn two(at: usize, node: &Node, a: Type, b: Type) -> Result<Type, ExpressionError
     })
 }
 
-fn choice(at: usize, node: &Node, [holds, yes, no]: [Type; 3]) -> Result<Type, ExpressionError> {
+fn choice([holds, yes, no]: [Type; 3]) -> Result<Type, String> {
     if !holds.mask {
-        return refuse(at, node, "a number as its condition", "a mask");
+        return Err("where on a number; allowed: a mask, such as x > 0".into());
     }
     if yes.mask || no.mask {
-        return refuse(at, node, "a mask to choose from", "numbers");
+        let reason = "where that chooses masks; allowed: numbers. Join masks with & and |";
+        return Err(reason.into());
     }
     Ok(Type {
         shape: holds.shape.max(yes.shape).max(no.shape),
@@ -303,31 +290,17 @@ fn choice(at: usize, node: &Node, [holds, yes, no]: [Type; 3]) -> Result<Type, E
     })
 }
 
-fn constant(node: usize, value: f64) -> Result<Type, ExpressionError> {
+fn constant(value: f64) -> Result<Type, String> {
     if value.abs() <= MAX_MAGNITUDE {
-        return Ok(Type {
-            shape: Shape::Batch,
-            mask: false,
-        });
+        return Ok(BATCH);
     }
-    Err(ExpressionError::Constant {
-        node,
-        value: format!("{value:?}"),
-    })
+    Err(format!(
+        "the constant {value:?}; allowed: up to 1e30 in magnitude"
+    ))
 }
 
-fn refuse(
-    at: usize,
-    node: &Node,
-    given: &'static str,
-    allowed: &'static str,
-) -> Result<Type, ExpressionError> {
-    Err(ExpressionError::Argument {
-        node: at,
-        name: node.name(),
-        given,
-        allowed,
-    })
+fn refuse(node: &Node, given: &str, allowed: &str) -> Result<Type, String> {
+    Err(format!("{} of {given}; allowed: {allowed}", node.name()))
 }
 
 fn shortened(name: &str) -> String {

@@ -27,13 +27,13 @@ pub enum FunctionError {
         name: String,
         error: ExpressionError,
     },
-    #[error("user function {name}: {given:?} is no name of a {what}; allowed: 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _, no digit first")]
+    #[error("user function {name}: '{}' is no name of a {what}; allowed: 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _, no digit first", .given.escape_debug())]
     Name {
         name: String,
         what: &'static str,
         given: String,
     },
-    #[error("user function {name}: {given:?} names two things, or is taken; choose another name for the {what}")]
+    #[error("user function {name}: '{given}' names two things, or is taken; choose another name for the {what}")]
     TakenName {
         name: String,
         what: &'static str,
@@ -81,6 +81,11 @@ pub enum Statistic {
 impl Statistic {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::LastSeen, Self::Frequency, Self::Show, Self::Click];
+
+    /// Its name as an input.
+    pub fn name(self) -> &'static str {
+        STATISTICS[self.input()].0
+    }
 
     /// Its number among the inputs: the time is the first.
     fn input(self) -> usize {
@@ -187,14 +192,7 @@ impl<K: FunctionKind> TryFrom<FunctionJson> for Function<K> {
         for (setting, &value) in &json.settings {
             check_number(&json.name, setting, value)?;
         }
-        let inputs = K::INPUTS.iter().map(|&(name, shape)| (name.into(), shape));
-        let (result, wanted) = K::RESULT;
-        let signature = Signature {
-            inputs: inputs.collect(),
-            outside: None,
-            settings: json.settings.keys().cloned().collect(),
-            results: vec![(result.into(), wanted)],
-        };
+        let signature = Self::signature(json.settings.keys().cloned().collect());
         let program = Program::new(&json.expression, &signature).map_err(|error| {
             FunctionError::Expression {
                 name: json.name.clone(),
@@ -258,6 +256,20 @@ pub fn check_number(function: &str, what: &str, value: f64) -> Result<(), Functi
         what: what.into(),
         value: format!("{value:?}"),
     })
+}
+
+impl<K: FunctionKind> Function<K> {
+    /// What a function of this kind is given and returns, besides settings of these names.
+    pub fn signature(settings: Vec<String>) -> Signature {
+        let inputs = K::INPUTS.iter().map(|&(name, shape)| (name.into(), shape));
+        let (result, wanted) = K::RESULT;
+        Signature {
+            inputs: inputs.collect(),
+            outside: None,
+            settings,
+            results: vec![(result.into(), wanted)],
+        }
+    }
 }
 
 impl<K> Function<K> {

@@ -17,8 +17,8 @@ mod node;
 mod program;
 
 pub use check::{
-    ExpressionError, Shape, Signature, Type, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_MAGNITUDE,
-    MAX_NODES, MAX_ROW_BYTES,
+    ExpressionBuilder, ExpressionError, Shape, Signature, Type, MAX_DEPTH, MAX_EXPRESSION_BYTES,
+    MAX_MAGNITUDE, MAX_NODES, MAX_ROW_BYTES,
 };
 pub use function::{
     check_names, check_number, Admission, Function, FunctionError, FunctionKind, OfStatistics,

@@ -131,7 +131,10 @@ impl Program {
         if bytes <= MAX_ROW_BYTES {
             return Ok(());
         }
-        Err(ExpressionError::RowTooLarge { elements, bytes })
+        let reason = format!(
+            "its values take {bytes} bytes for a row of {elements} elements; allowed: up to {MAX_ROW_BYTES}"
+        );
+        Err(reason.into())
     }
 
     /// How many rows of so many elements are best worked on together.

@@ -132,27 +132,15 @@ macro_rules! optimizers {
             /// The names in the JSON form of all but the user's own.
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
+            /// Name and range of each number among the settings of each of these.
+            pub const RANGES: &'static [(&'static str, &'static [(&'static str, Range)])] =
+                &[$(($name, <$optimizer as Settings>::NUMBERS)),*];
+
             /// Its name in the JSON form.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$optimizer(_) => $name,)*
                     Self::User(_) => "user",
-                }
-            }
-
-            /// Name and range of each number among its settings; [`User`] checks its own.
-            pub fn ranges(&self) -> &'static [(&'static str, Range)] {
-                match self {
-                    $(Self::$optimizer(_) => <$optimizer as Settings>::NUMBERS,)*
-                    Self::User(_) => &[],
-                }
-            }
-
-            /// The numbers that [`Self::ranges`] is about, then zeros.
-            pub fn numbers(&self) -> [f64; 5] {
-                match self {
-                    $(Self::$optimizer(one) => one.numbers(),)*
-                    Self::User(_) => [0.0; 5],
                 }
             }
 

@@ -131,16 +131,8 @@ impl TryFrom<UserJson> for User {
     fn try_from(json: UserJson) -> Result<Self, FunctionError> {
         json.check()?;
         let states = json.states.iter();
-        let states = states.map(|state| (state.name.clone(), state.per.shape()));
-        let inputs = INPUTS.iter().map(|&(name, shape)| (name.to_owned(), shape));
-        let weights = std::iter::once(("weights".to_owned(), Shape::Vector));
-        let number = |(name, shape)| (name, Type { shape, mask: false });
-        let signature = Signature {
-            inputs: inputs.chain(states.clone()).collect(),
-            outside: Some(GRADIENT),
-            settings: json.settings.keys().cloned().collect(),
-            results: weights.chain(states).map(number).collect(),
-        };
+        let states = states.map(|state| (state.name.clone(), state.per));
+        let signature = Self::signature(json.settings.keys().cloned().collect(), states);
         let program = Program::new(&json.expression, &signature).map_err(|error| {
             FunctionError::Expression {
                 name: json.name.clone(),
@@ -220,6 +212,23 @@ impl Per {
 }
 
 impl User {
+    /// What such a function is given and returns, with settings and states of these names.
+    pub fn signature(
+        settings: Vec<String>,
+        states: impl Iterator<Item = (String, Per)> + Clone,
+    ) -> Signature {
+        let states = states.map(|(name, per)| (name, per.shape()));
+        let inputs = INPUTS.iter().map(|&(name, shape)| (name.to_owned(), shape));
+        let weights = std::iter::once(("weights".to_owned(), Shape::Vector));
+        let number = |(name, shape)| (name, Type { shape, mask: false });
+        Signature {
+            inputs: inputs.chain(states.clone()).collect(),
+            outside: Some(GRADIENT),
+            settings,
+            results: weights.chain(states).map(number).collect(),
+        }
+    }
+
     /// The name that its user gave it.
     pub fn name(&self) -> &str {
         &self.rule.name

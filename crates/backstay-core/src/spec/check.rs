@@ -9,10 +9,11 @@ use super::lifetime::{
     Admission, Capacity, Expiry, Lifetime, Score, ScoreRule, Unadmitted, FILTER_BLOCK_BYTES,
     MIN_SHARE,
 };
-use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
-use crate::compensation::{Compensation, DelayCompensation};
+use super::ranges::{ranges, Span};
+use super::{Initializer, TableKind, TableSpec};
+use crate::compensation::Compensation;
 use crate::expression::{Function, FunctionError, OfStatistics, Statistic};
-use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
+use crate::optimizer::{Optimizer, MAX_NUMBER};
 
 /// Longest JSON text of one description.
 pub const MAX_JSON_BYTES: usize = 65_536;
@@ -28,12 +29,8 @@ pub const MAX_DENSE_ELEMENTS: u64 = 1 << 40;
 pub const MAX_RANK: usize = 16;
 /// Largest `fan_in` and `fan_out`.
 pub const MAX_FAN: u64 = 1 << 40;
-/// Most occurrences that an exact counter counts before a row is made.
-const MAX_OCCURRENCES: u64 = 65_535;
-/// The same of a Bloom filter's counter: it has seven bits.
+/// Most occurrences that a Bloom filter's counter counts: it has seven bits.
 const MAX_FILTERED: u64 = 100;
-/// Smallest probability and rate.
-const MIN_RATE: f64 = 1e-9;
 const FILTER_BYTES: &str = "lifetime.admission.after.filter_bytes";
 
 /// Most characters of a value in a message.
@@ -75,14 +72,34 @@ pub enum SpecError {
     },
 }
 
+impl SpecError {
+    /// What is wrong, with `name` for the part that stands at `path`.
+    pub fn of_part(&self, path: &str, name: &str) -> String {
+        match self {
+            Self::OutOfRange {
+                field,
+                value,
+                allowed,
+                ..
+            } => {
+                let rest = field.strip_prefix(path);
+                let field = rest.map_or_else(|| field.clone(), |rest| format!("{name}{rest}"));
+                format!("{field} is {value}; allowed: {allowed}")
+            }
+            Self::Function { reason, .. } | Self::Parse(reason) => reason.clone(),
+            Self::TooLong { .. } => self.to_string(),
+        }
+    }
+}
+
 impl TableSpec {
     /// Read and check a description.
     pub fn from_json(text: &str) -> Result<Self, SpecError> {
         if text.len() > MAX_JSON_BYTES {
             return Err(SpecError::TooLong { bytes: text.len() });
         }
-        let mut spec: Self =
-            serde_json::from_str(text).map_err(|error| SpecError::Parse(error.to_string()))?;
+        let mut spec: Self = serde_json::from_str(text)
+            .map_err(|error| SpecError::Parse(what_is_wrong(text, &error)))?;
         if let Some(lifetime) = &mut spec.lifetime {
             lifetime.fill_in();
         }
@@ -94,9 +111,9 @@ impl TableSpec {
     pub fn check(&self) -> Result<(), SpecError> {
         let checker = Checker { table: &self.name };
         checker.name()?;
+        checker.numbers("", &serde_json::to_value(self).unwrap_or_default())?;
         checker.kind(&self.kind)?;
         checker.initializer(&self.initializer)?;
-        checker.optimizer(&self.optimizer)?;
         let elements = self.row_elements();
         if let Optimizer::User(user) = &self.optimizer {
             checker.function("optimizer.user", user.check_elements(elements))?;
@@ -104,13 +121,14 @@ impl TableSpec {
         if let Some(pull) = &self.pull {
             checker.function("pull", pull.check_elements(elements))?;
         }
-        if let NonFinitePolicy::Clip { limit } = self.non_finite {
-            checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)?;
-        }
         checker.compensation(self)?;
-        match &self.lifetime {
-            None => Ok(()),
-            Some(lifetime) => checker.lifetime(lifetime, &self.kind),
+        match (&self.lifetime, &self.kind) {
+            (None, _) => Ok(()),
+            (Some(_), TableKind::Dense { .. }) => {
+                let allowed = "none in a dense table: its blocks neither come nor go";
+                Err(checker.refuse("lifetime", &"set", &allowed))
+            }
+            (Some(lifetime), TableKind::Sparse { .. }) => checker.lifetime(lifetime),
         }
     }
 
@@ -169,9 +187,20 @@ impl TableSpec {
     }
 }
 
+/// Why a text could not be read.
+fn what_is_wrong(text: &str, error: &serde_json::Error) -> String {
+    match serde_json::from_str::<Value>(text) {
+        Err(error) => format!("not JSON: {error}"),
+        Ok(value) if !value.is_object() => "it must be a JSON object".into(),
+        // The same reason, but without line and column, and in words where several kinds are given.
+        Ok(value) => serde_json::from_value::<TableSpec>(value)
+            .map_or_else(|plain| plain.to_string(), |_| error.to_string()),
+    }
+}
+
 /// Writes the table's name into every error.
-struct Checker<'a> {
-    table: &'a str,
+pub(super) struct Checker<'a> {
+    pub(super) table: &'a str,
 }
 
 impl Checker<'_> {
@@ -194,76 +223,51 @@ impl Checker<'_> {
         if (1..=MAX_NAME_BYTES).contains(&self.table.len()) && self.table.bytes().all(allowed) {
             return Ok(());
         }
-        let value = format!("{} bytes long", self.table.len());
-        Err(self.refuse(
-            "name",
-            &value,
-            &format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -"),
-        ))
+        let allowed = format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -");
+        Err(self.refuse("name", &self.quoted(), &allowed))
     }
 
-    fn kind(&self, kind: &TableKind) -> Result<(), SpecError> {
-        match kind {
-            TableKind::Sparse { dim } => self.integer("kind.sparse.dim", *dim, MAX_DIM),
-            TableKind::Dense {
-                shape,
-                block_elements,
-            } => {
-                self.integer(
-                    "kind.dense.block_elements",
-                    *block_elements,
-                    MAX_BLOCK_ELEMENTS,
-                )?;
-                let elements = shape
-                    .iter()
-                    .try_fold(1u64, |product, &size| product.checked_mul(size));
-                let fits = elements.is_some_and(|n| (1..=MAX_DENSE_ELEMENTS).contains(&n));
-                if fits && (1..=MAX_RANK).contains(&shape.len()) {
-                    return Ok(());
-                }
-                let allowed = format!(
-                    "1 to {MAX_RANK} dimensions, none of them 0, of at most {MAX_DENSE_ELEMENTS} elements together"
-                );
-                Err(self.refuse("kind.dense.shape", &format!("{shape:?}"), &allowed))
-            }
+    /// Each number alone, of the part of the JSON form at a path.
+    fn numbers(&self, path: &str, value: &Value) -> Result<(), SpecError> {
+        if let Value::Object(fields) = value {
+            return fields.iter().try_for_each(|(name, value)| {
+                let dot = if path.is_empty() { "" } else { "." };
+                self.numbers(&format!("{path}{dot}{name}"), value)
+            });
+        }
+        match ranges().get(path) {
+            // A null is what a lifetime does not set; elsewhere it is a NaN.
+            Some(_) if value.is_null() && path.starts_with("lifetime.") => Ok(()),
+            Some(span) if !span.holds(value) => Err(self.refuse(path, value, &span.words())),
+            _ => Ok(()),
         }
     }
 
-    fn initializer(&self, initializer: &Initializer) -> Result<(), SpecError> {
+    pub(super) fn kind(&self, kind: &TableKind) -> Result<(), SpecError> {
+        let TableKind::Dense { shape, .. } = kind else {
+            return Ok(());
+        };
+        let elements = shape
+            .iter()
+            .try_fold(1u64, |product, &size| product.checked_mul(size));
+        let fits = elements.is_some_and(|n| (1..=MAX_DENSE_ELEMENTS).contains(&n));
+        if fits && (1..=MAX_RANK).contains(&shape.len()) {
+            return Ok(());
+        }
+        let allowed = format!(
+            "1 to {MAX_RANK} dimensions, none of them 0, of at most {MAX_DENSE_ELEMENTS} elements together"
+        );
+        Err(self.refuse("kind.dense.shape", &format!("{shape:?}"), &allowed))
+    }
+
+    pub(super) fn initializer(&self, initializer: &Initializer) -> Result<(), SpecError> {
         match *initializer {
-            Initializer::Zeros {} => Ok(()),
-            Initializer::Constant { value } => self.finite("initializer.constant.value", value),
-            Initializer::Uniform { low, high } => {
-                self.finite("initializer.uniform.low", low)?;
-                self.number("initializer.uniform.high", high, low, MAX_NUMBER)
+            Initializer::Uniform { low, high } if high < low => {
+                let allowed = Span::Number(low, MAX_NUMBER).words();
+                Err(self.refuse("initializer.uniform.high", &format!("{high:?}"), &allowed))
             }
-            Initializer::Normal { mean, std } => {
-                self.finite("initializer.normal.mean", mean)?;
-                self.number("initializer.normal.std", std, 0.0, MAX_NUMBER)
-            }
-            Initializer::TruncatedNormal { mean, std } => {
-                self.finite("initializer.truncated_normal.mean", mean)?;
-                self.number("initializer.truncated_normal.std", std, 0.0, MAX_NUMBER)
-            }
-            Initializer::Xavier {
-                fan_in,
-                fan_out,
-                gain,
-                ..
-            } => {
-                self.integer("initializer.xavier.fan_in", fan_in, MAX_FAN)?;
-                self.integer("initializer.xavier.fan_out", fan_out, MAX_FAN)?;
-                self.number("initializer.xavier.gain", gain, 0.0, MAX_NUMBER)
-            }
+            _ => Ok(()),
         }
-    }
-
-    fn optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
-        let (name, numbers) = (optimizer.name(), optimizer.numbers());
-        let mut all = optimizer.ranges().iter().zip(numbers);
-        all.try_for_each(|(&(field, (low, high)), value)| {
-            self.number(&format!("optimizer.{name}.{field}"), value, low, high)
-        })
     }
 
     fn compensation(&self, spec: &TableSpec) -> Result<(), SpecError> {
@@ -277,18 +281,14 @@ impl Checker<'_> {
         if spec.compensation == Compensation::Scale && whole {
             let name = spec.optimizer.name();
             let allowed = format!(
-                "\"ignore\" or delay_compensated with the optimizer {name}: its learning rate scales the whole weights, not only a step"
+                "\"ignore\" or delay_compensated with the optimizer {name}: its learning rate scales the whole weights, not only a step. \
+                 If BACKSTAY_COMPENSATION or the job's mode.compensation says scale, give this layer a compensation= of its own"
             );
             return Err(self.refuse("compensation", &"\"scale\"", &allowed));
         }
-        let Some(delay) = spec.compensation.delay() else {
+        if spec.compensation.delay().is_none() {
             return Ok(());
-        };
-        let field = "compensation.delay_compensated";
-        let mut all = DelayCompensation::NUMBERS.iter().zip(delay.numbers());
-        all.try_for_each(|(&(name, (low, high)), value)| {
-            self.number(&format!("{field}.{name}"), value, low, high)
-        })?;
+        }
         let allowed = match (&spec.optimizer, &spec.pull) {
             (Optimizer::User(_), _) => "\"ignore\" or \"scale\" with an optimizer of your own",
             (_, Some(_)) => "\"ignore\" or \"scale\" with a function on pull: it hides the weights",
@@ -297,16 +297,17 @@ impl Checker<'_> {
         Err(self.refuse("compensation", &"\"delay_compensated\"", &allowed))
     }
 
-    fn lifetime(&self, lifetime: &Lifetime, kind: &TableKind) -> Result<(), SpecError> {
-        if matches!(kind, TableKind::Dense { .. }) {
-            let allowed = "none in a dense table: its blocks neither come nor go";
-            return Err(self.refuse("lifetime", &"set", &allowed));
-        }
+    pub(super) fn lifetime(&self, lifetime: &Lifetime) -> Result<(), SpecError> {
         if *lifetime == Lifetime::default() {
             let allowed = "one of admission, expiry and capacity at least, or no lifetime at all";
             return Err(self.refuse("lifetime", &"without any setting", &allowed));
         }
-        self.admission(lifetime)?;
+        if lifetime.admission == Admission::Always && lifetime.unadmitted == Unadmitted::Zeros {
+            let allowed =
+                "\"initial\" with admission \"always\": every key that is pushed has a row";
+            return Err(self.refuse("lifetime.unadmitted", &"\"zeros\"", &allowed));
+        }
+        self.admission(&lifetime.admission)?;
         if let Some(expiry) = &lifetime.expiry {
             self.expiry(expiry)?;
         }
@@ -333,40 +334,20 @@ impl Checker<'_> {
         }
     }
 
-    fn admission(&self, lifetime: &Lifetime) -> Result<(), SpecError> {
-        match &lifetime.admission {
-            Admission::Always if lifetime.unadmitted == Unadmitted::Zeros => {
-                let allowed =
-                    "\"initial\" with admission \"always\": every key that is pushed has a row";
-                Err(self.refuse("lifetime.unadmitted", &"\"zeros\"", &allowed))
-            }
-            Admission::Always => Ok(()),
-            &Admission::After {
+    pub(super) fn admission(&self, admission: &Admission) -> Result<(), SpecError> {
+        match admission {
+            Admission::After {
                 occurrences,
-                filter_bytes,
-            } => {
-                let most = if filter_bytes.is_some() {
-                    MAX_FILTERED
-                } else {
-                    MAX_OCCURRENCES
-                };
+                filter_bytes: Some(_),
+            } if u64::from(*occurrences) > MAX_FILTERED => {
                 let field = "lifetime.admission.after.occurrences";
-                self.whole(field, u64::from(occurrences), (2, most))?;
-                filter_bytes.map_or(Ok(()), |bytes| {
-                    self.whole(FILTER_BYTES, bytes, (65_536, 1 << 40))
-                })
-            }
-            &Admission::Probability { probability } => {
-                let field = "lifetime.admission.probability.probability";
-                self.number(field, probability, MIN_RATE, 1.0 - f64::EPSILON / 2.0)
-            }
-            &Admission::Score { at_least } => {
-                let field = "lifetime.admission.score.at_least";
-                self.number(field, at_least, MIN_EPSILON, MAX_NUMBER)
+                let allowed = format!("2 to {MAX_FILTERED} with a filter");
+                Err(self.refuse(field, occurrences, &allowed))
             }
             Admission::Function(function) => {
                 self.of_statistics("lifetime.admission.function", function)
             }
+            _ => Ok(()),
         }
     }
 
@@ -382,69 +363,38 @@ impl Checker<'_> {
         Err(self.refuse(field, &function.name(), &allowed))
     }
 
-    fn expiry(&self, expiry: &Expiry) -> Result<(), SpecError> {
-        let (unseen, every) = (expiry.unseen_seconds, expiry.every_seconds);
-        if unseen.is_none() && expiry.score_below.is_none() && expiry.norm_below.is_none() {
+    pub(super) fn expiry(&self, expiry: &Expiry) -> Result<(), SpecError> {
+        let by_score = expiry.score_below.or(expiry.norm_below);
+        if expiry.unseen_seconds.is_none() && by_score.is_none() {
             let allowed = "one of unseen_seconds, score_below and norm_below at least";
             return Err(self.refuse("lifetime.expiry", &"without a threshold", &allowed));
-        }
-        for (field, seconds) in [("unseen_seconds", unseen), ("every_seconds", every)] {
-            self.seconds(&format!("lifetime.expiry.{field}"), seconds)?;
-        }
-        let thresholds = [
-            ("score_below", expiry.score_below),
-            ("norm_below", expiry.norm_below),
-        ];
-        for (field, below) in thresholds {
-            let field = format!("lifetime.expiry.{field}");
-            below.map_or(Ok(()), |below| {
-                self.number(&field, below, MIN_EPSILON, MAX_NUMBER)
-            })?;
         }
         Ok(())
     }
 
-    fn capacity(&self, capacity: Capacity) -> Result<(), SpecError> {
-        match (capacity.rows, capacity.bytes) {
-            (Some(rows), None) => self.whole("lifetime.capacity.rows", rows, (MIN_SHARE, 1 << 40)),
-            (None, Some(bytes)) => self.whole("lifetime.capacity.bytes", bytes, (1024, 1 << 50)),
-            (Some(_), Some(_)) => Err(self.refuse(
-                "lifetime.capacity",
-                &"in rows and in bytes",
-                &"one of the two",
-            )),
-            (None, None) => {
-                Err(self.refuse("lifetime.capacity", &"without a size", &"rows or bytes"))
-            }
-        }
+    pub(super) fn capacity(&self, capacity: Capacity) -> Result<(), SpecError> {
+        let (value, allowed) = match (capacity.rows, capacity.bytes) {
+            (Some(_), Some(_)) => ("in rows and in bytes", "one of the two"),
+            (None, None) => ("without a size", "rows or bytes"),
+            _ => return Ok(()),
+        };
+        Err(self.refuse("lifetime.capacity", &value, &allowed))
     }
 
-    fn score(&self, score: &Score) -> Result<(), SpecError> {
-        match &score.rule {
-            ScoreRule::ShowClick(rule) => {
-                for (field, value) in [
-                    ("nonclick_coefficient", rule.nonclick_coefficient),
-                    ("click_coefficient", rule.click_coefficient),
-                ] {
-                    self.number(&format!("lifetime.score.{field}"), value, 0.0, MAX_NUMBER)?;
-                }
-            }
-            ScoreRule::Function(function) => {
-                self.of_statistics("lifetime.score.function", function)?;
-            }
+    pub(super) fn score(&self, score: &Score) -> Result<(), SpecError> {
+        if let ScoreRule::Function(function) = &score.rule {
+            self.of_statistics("lifetime.score.function", function)?;
         }
         let fades = [Statistic::Show, Statistic::Click];
         if score.decay < 1.0 && !fades.into_iter().any(|one| score.rule.uses(one)) {
             let allowed = "1 with a function that uses neither show nor click: nothing would fade";
             return Err(self.refuse("lifetime.score.decay", &score.decay, &allowed));
         }
-        self.number("lifetime.score.decay", score.decay, MIN_RATE, 1.0)?;
         if score.decay < 1.0 && score.decay as f32 >= 1.0 {
             let allowed = "1, or less than 0.99999998: float32 rounds this to 1";
             return Err(self.refuse("lifetime.score.decay", &score.decay, &allowed));
         }
         let field = "lifetime.score.decay_every_seconds";
-        self.seconds(field, score.decay_every_seconds)?;
         match score.decay_every_seconds {
             Some(seconds) if score.decay >= 1.0 => {
                 let allowed = "null with lifetime.score.decay 1: nothing would fade";
@@ -454,42 +404,12 @@ impl Checker<'_> {
         }
     }
 
-    fn seconds(&self, field: &str, seconds: Option<u32>) -> Result<(), SpecError> {
-        let most = u64::from(i32::MAX.unsigned_abs());
-        seconds.map_or(Ok(()), |seconds| {
-            self.whole(field, u64::from(seconds), (1, most))
-        })
-    }
-
     fn function(&self, field: &str, checked: Result<(), FunctionError>) -> Result<(), SpecError> {
         checked.map_err(|error| SpecError::Function {
             table: self.quoted(),
             field: field.to_owned(),
             reason: error.to_string(),
         })
-    }
-
-    fn integer(&self, field: &str, value: u64, max: u64) -> Result<(), SpecError> {
-        self.whole(field, value, (1, max))
-    }
-
-    fn whole(&self, field: &str, value: u64, (min, max): (u64, u64)) -> Result<(), SpecError> {
-        if (min..=max).contains(&value) {
-            return Ok(());
-        }
-        Err(self.refuse(field, &value, &format!("{min} to {max}")))
-    }
-
-    fn finite(&self, field: &str, value: f64) -> Result<(), SpecError> {
-        self.number(field, value, -MAX_NUMBER, MAX_NUMBER)
-    }
-
-    /// NaN is in no range.
-    fn number(&self, field: &str, value: f64, min: f64, max: f64) -> Result<(), SpecError> {
-        if (min..=max).contains(&value) {
-            return Ok(());
-        }
-        Err(self.refuse(field, &value, &format!("a number from {min:?} to {max:?}")))
     }
 }
 

@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 
 from backstay.checkpoint.restore_state import RestoreState
 from backstay.consensus.records.jobs import StreamRecord
-from backstay.job_engine.core import JobCore
+from backstay.job_engine.damage import Damage
+from backstay.job_engine.job_rounds import JobRounds, is_recorded_done
+from backstay.job_engine.known_workers import KnownWorkers
 from backstay.job_engine.opening import StateIncarnation, reconcile
 from backstay.job_engine.period_takes import takes_after
 from backstay.job_engine.progress import JobProgress, kept_job
@@ -28,10 +31,13 @@ from backstay.job_engine.rows_change import (
     what_to_do,
     why_inexact,
 )
+from backstay.job_engine.standing import Basis, Standing
+from backstay.job_engine.stream import Stream
+from backstay.job_engine.upkeeps import Upkeeps
 from backstay.job_engine.values import DeadLetter
 from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.schedule.damaged import DamagedRecords
-from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.rounds import RoundId
 from backstay.schedule.schedule import Schedule
 from backstay.schedule.takes import advance
 
@@ -40,8 +46,27 @@ __all__ = ["RestoreEvents"]
 log = logging.getLogger(__name__)
 
 
-class RestoreEvents(JobCore):
+class RestoreEvents:
     """The events of restores and losses."""
+
+    def __init__(
+        self,
+        basis: Basis,
+        job: Standing,
+        rounds: JobRounds,
+        known: KnownWorkers,
+        damage: Damage,
+        stream: Stream,
+        upkeeps: Upkeeps,
+    ) -> None:
+        """Take the parts that go back."""
+        self._basis = basis
+        self._job = job
+        self._rounds = rounds
+        self._known = known
+        self._damage = damage
+        self._stream = stream
+        self._upkeeps = upkeeps
 
     def rows_are(self, restore: RestoreState, unix_s: float) -> RowsChange:
         """Take in what a node tells of the cluster's last restore; a loss ends the job.
@@ -57,16 +82,16 @@ class RestoreEvents(JobCore):
         if change == "lost":
             why = why_inexact(change, restore)
             self.note_inexact(why, unix_s)
-            self.end(
+            self._job.end(
                 "failed",
                 f"{why}, so what was trained on is not in the model any more. "
-                f"{what_to_do(self.state.checkpoint)}",
+                f"{what_to_do(self._job.state.checkpoint)}",
             )
         return change
 
     def change_of_rows(self, restore: RestoreState) -> RowsChange:
         """Return what became of the rows that the progress belongs to."""
-        return change_of(self.incarnation, restore)
+        return change_of(self._job.incarnation, restore)
 
     def progress_in(self, kept: object) -> JobProgress | None:
         """Return this job's progress in what a checkpoint keeps of jobs.
@@ -83,12 +108,12 @@ class RestoreEvents(JobCore):
             InvalidRequest: It cannot be read, is not the progress of the model, or is not of this
                 data.
         """
-        saved = kept_job(kept, self.spec.name)
-        if saved is None or saved.identity.uid != self.identity.uid:
+        saved = kept_job(kept, self._basis.spec.name)
+        if saved is None or saved.identity.uid != self._basis.identity.uid:
             return None
-        progress = saved.progress(self.tables)
+        progress = saved.progress(self._basis.tables)
         # What cannot be read is refused here, so that ``follow`` changes all or nothing.
-        schedule = Schedule.of(self.spec, progress.schedule)
+        schedule = Schedule.of(self._basis.spec, progress.schedule)
         if progress.stream is not None:
             advance(progress.stream.positions, takes_after(progress.takes, schedule.passes_over))
         DamagedRecords().learn(progress.damaged)
@@ -110,7 +135,7 @@ class RestoreEvents(JobCore):
         """
         cause, change = cause_of(restore), self.change_of_rows(restore)
         self.go_back(progress, restore.version)
-        self.note_trouble("loss", cause if restore.lost else "")
+        self._job.note_trouble("loss", cause if restore.lost else "")
         log.warning(
             "%s: %s",
             cause,
@@ -124,7 +149,7 @@ class RestoreEvents(JobCore):
     def cannot_follow(self, why: str) -> None:
         """End a job for which there is no progress that belongs to the restored rows."""
         reason = f"its progress cannot follow the restore of the cluster: {why}"
-        self.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
+        self._job.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
 
     def go_back(self, progress: JobProgress | None, restore_version: int = 0) -> None:
         """Take progress that was restored with the model; None: begin anew.
@@ -133,45 +158,47 @@ class RestoreEvents(JobCore):
         that it had ended then, too.
         """
         if progress is None:
-            progress = JobProgress(self.identity.uid, schedule="", rounds={})
-        schedule = Schedule.of(self.spec, progress.schedule)
-        if self.spec.is_stream:
+            progress = JobProgress(self._basis.identity.uid, schedule="", rounds={})
+        schedule = Schedule.of(self._basis.spec, progress.schedule)
+        if self._basis.spec.is_stream:
             self._replace_stream(progress)
         self._take_figures(progress, restore_version)
-        self.rounds.erase_all(range(schedule.passes_over + 1, self.state.passes_begun + 1))
-        self.rounds.takes.replace(progress.takes)
-        self.schedule = schedule
+        self._rounds.erase_all(range(schedule.passes_over + 1, self._job.state.passes_begun + 1))
+        self._rounds.takes.replace(progress.takes)
+        self._job.schedule = schedule
         begun = schedule.passes_begun(progress.passes_begun)
-        self.state = replace(
-            self.state,
-            starts=self.state.starts + 1,
+        self._job.change(
+            starts=self._job.state.starts + 1,
             inexact=progress.inexact,
             passes_begun=begun,
-            pass_starts={n: at for n, at in self.state.pass_starts.items() if int(n) <= begun},
-            pass_ends={**self.state.pass_ends, **progress.pass_ends},
+            pass_starts={n: at for n, at in self._job.state.pass_starts.items() if int(n) <= begun},
+            pass_ends={**self._job.state.pass_ends, **progress.pass_ends},
             # Later ones are of a model that is gone.
             evaluations=tuple(
-                one for one in self.state.evaluations if one["steps"] <= self.figures["steps"]
+                one
+                for one in self._job.state.evaluations
+                if one["steps"] <= self._job.figures["steps"]
             ),
         )
-        self._ended_here.clear()
-        self.note_pass_ends()
+        self._upkeeps.went_back()
         for round_id, one in progress.rounds.items():
             done, dead_letters = reconcile(schedule, round_id, one.done_bits(), one.dead_letters)
             scores = self._begun_scores(round_id, progress, dead_letters)
-            self._open(round_id, done, dead_letters, scores)
-        self.rounds.stage_all()
-        if self.progressive is not None:
-            self.progressive.go_back(progress.progressive, self.is_recorded_done, self.now())
-        self._begin_stream()
-        self._count_bad_records()
-        self._count_all_steps()
+            self._rounds.open(round_id, done, dead_letters, scores)
+        self._rounds.stage_all()
+        if self._job.progressive is not None:
+            is_done = partial(is_recorded_done, schedule, self._rounds)
+            self._job.progressive.go_back(progress.progressive, is_done, self._basis.now())
+        positions = self._job.stream_record.positions
+        self._stream.begin(positions, self._rounds.takes_of_now())
+        self._damage.count()
+        self._rounds.count_all_steps()
         # Before any attempt of this start is recorded: no job master gives their numbers again.
-        self.stage_state()
-        if schedule.outcome is None and self.is_over:
-            self.state = replace(self.state, state="running", reason="")
-            self.workers = WorkerSet(WorkerPolicy.of(self.spec))
-        for known in self.known:
+        self._job.stage()
+        if schedule.outcome is None and self._job.is_over:
+            self._job.change(state="running", reason="")
+            self._job.workers = WorkerSet(WorkerPolicy.of(self._basis.spec))
+        for known in self._known:
             known.answer = None
 
     def _begun_scores(
@@ -181,7 +208,7 @@ class RestoreEvents(JobCore):
 
         All others begin anew.
         """
-        spec, failed = self.spec.progressive, {one.task for one in dead_letters}
+        spec, failed = self._basis.spec.progressive, {one.task for one in dead_letters}
         if spec is None or not failed:
             return {}
         found = begun_scores(progress.progressive, str(round_id), spec.by)
@@ -193,46 +220,44 @@ class RestoreEvents(JobCore):
         The records of periods are replaced one after the other. Until all of them are, and the
         restore is noted, the state says that they count for nothing.
         """
-        record, started = progress.stream, self.stream_record.started
+        record, started = progress.stream, self._job.stream_record.started
         if record is None or not record.positions:
             # It begins where it did begin, not where the source is by now.
             record = StreamRecord(positions=started, started=started)
-        stopping = self.stream_record.stopping
+        stopping = self._job.stream_record.stopping
         record = replace(record, is_replaced=True, stopping=stopping)
-        self.state = replace(self.state, stream=record)
-        self.records.stage_first(self.keys.state, lambda: self.record().to_json())
-        for name in self.damaged.names:
-            if name.startswith(f"{RoundKind.TRAINING.value}-"):
-                self._forget_damaged(name)
+        self._job.change(stream=record)
+        self._basis.records.stage_first(self._basis.keys.state, self._job.text)
+        self._damage.forget_periods()
 
     def _take_figures(self, progress: JobProgress, restore_version: int) -> None:
         """Take the sums and damaged records of restored progress; count that the job went back."""
-        before, self.figures = self.figures, Counter(progress.figures)
-        times = max(before["went_back"], self.figures["went_back"])
+        before, self._job.figures = self._job.figures, Counter(progress.figures)
+        times = max(before["went_back"], self._job.figures["went_back"])
         # A job that continues in a new cluster has nothing there to lose. If the journal was not
         # written, the job follows the same restore again: that counts once.
         if before["tasks"] > 0 and before["went_back_by"] != restore_version:
             times += 1
-        self.figures["went_back"], self.figures["went_back_by"] = times, restore_version
-        self.damaged.learn(progress.damaged)
-        for (data, number), text in self.damaged.parts().items():
-            self.records.stage_text(self.keys.damaged(data, number), text)
+        self._job.figures["went_back"], self._job.figures["went_back_by"] = times, restore_version
+        self._damage.records.learn(progress.damaged)
+        for (data, number), text in self._damage.records.parts().items():
+            self._basis.records.stage_text(self._basis.keys.damaged(data, number), text)
 
     def note_inexact(self, why: str, unix_s: float) -> None:
         """Take note why records may count never or twice from now on; the first time counts."""
         log.error("records may count never or twice from now on: %s", why)
-        if not self.state.inexact:
+        if not self._job.state.inexact:
             date = datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-            since = f"since {date}, pass {self.schedule.passes_over + 1}: {why}"
-            self.state = replace(self.state, inexact=since)
-            self.stage_state()
+            since = f"since {date}, pass {self._job.schedule.passes_over + 1}: {why}"
+            self._job.change(inexact=since)
+            self._job.stage()
 
     def note_incarnation(self, incarnation: StateIncarnation) -> None:
         """Take note of the state incarnation that the progress belongs to."""
-        stream = self.state.stream
+        stream = self._job.state.stream
         if stream is not None:
             # All that is recorded of its periods is of one moment again.
             stream = replace(stream, is_replaced=False)
-        self.state = replace(self.state, stream=stream, **incarnation._asdict())
-        self.stage_state()
-        self.notify()
+        self._job.change(stream=stream, **incarnation._asdict())
+        self._job.stage()
+        self._basis.notify()

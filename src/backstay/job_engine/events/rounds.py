@@ -9,9 +9,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from backstay.job_engine.core import JobCore
+from backstay.job_engine.checkpoints import Checkpoints
+from backstay.job_engine.damage import Damage
+from backstay.job_engine.job_rounds import JobRounds
 from backstay.job_engine.open_round import OpenRound
 from backstay.job_engine.period_takes import period
+from backstay.job_engine.standing import Basis, Standing
+from backstay.job_engine.stream import Stream
+from backstay.job_engine.upkeeps import Upkeeps
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.takes import PERIODS_KEPT, advance
 
@@ -22,8 +27,27 @@ EVALUATIONS_MAX = 100
 log = logging.getLogger(__name__)
 
 
-class RoundEvents(JobCore):
+class RoundEvents:
     """The events of rounds."""
+
+    def __init__(
+        self,
+        basis: Basis,
+        job: Standing,
+        rounds: JobRounds,
+        damage: Damage,
+        stream: Stream,
+        upkeeps: Upkeeps,
+        checkpoints: Checkpoints,
+    ) -> None:
+        """Take the parts that rounds change."""
+        self._basis = basis
+        self._job = job
+        self._rounds = rounds
+        self._damage = damage
+        self._stream = stream
+        self._upkeeps = upkeeps
+        self._checkpoints = checkpoints
 
     def advance(self) -> list[OpenRound]:
         """Bring the rounds in line with the schedule; returns evaluations whose end is due.
@@ -31,12 +55,12 @@ class RoundEvents(JobCore):
         Call :meth:`evaluated` for each of those.
         """
         due: list[OpenRound] = []
-        if self.schedule.outcome is None:
+        if self._job.schedule.outcome is None:
             # Tasks were put back, or a restore took the job back.
-            self.unsaved = ""
-        while not self.is_over:
-            wanted = self.schedule.open_rounds
-            self.rounds.cut_others(self.schedule.kept_rounds, self.schedule.reason)
+            self._checkpoints.unsaved = ""
+        while not self._job.is_over:
+            wanted = self._job.schedule.open_rounds
+            self._rounds.cut_others(self._job.schedule.kept_rounds, self._job.schedule.reason)
             ended = [self._bring(round_id) for round_id in wanted if self._may_open(round_id)]
             due = [one for one in ended if one is not None and one.is_evaluation]
             over = [one for one in ended if one is not None and not one.is_evaluation]
@@ -47,88 +71,96 @@ class RoundEvents(JobCore):
                     opened.id,
                     f", {dead_letters} tasks dead-lettered" if dead_letters else "",
                 )
-                passes_over = self.schedule.passes_over
-                self.schedule.round_over(opened.id, dead_letters=dead_letters)
-                if self.spec.is_stream and self.schedule.passes_over > passes_over:
+                passes_over = self._job.schedule.passes_over
+                self._job.schedule.round_over(opened.id, dead_letters=dead_letters)
+                if self._basis.spec.is_stream and self._job.schedule.passes_over > passes_over:
                     self._end_period(opened)
                 if opened.id.kind is RoundKind.TRAINING:
-                    self.checkpoint_due |= self.spec.checkpoint.every == "pass"
-                    if not self.sees_to_rows:
-                        self.figures["upkept_passes"] = self.schedule.passes_over
-                    self.note_pass_ends()
+                    self._checkpoints.pass_is_over()
+                    self._upkeeps.pass_is_over()
             if not over:
                 break
-            self.stage_state()
-            self.notify()
-        self._end_with_schedule()
+            self._job.stage()
+            self._basis.notify()
+        if self._checkpoints.ends_itself:
+            self.finish()
         self._end_if_all_is_done()
-        self.rounds.drop_finished(self.schedule.kept_rounds)
+        self._rounds.drop_finished(self._job.schedule.kept_rounds)
         self._forget_periods()
         return due
 
     def _end_period(self, opened: OpenRound) -> None:
         """Take note, with the schedule, where the next period begins."""
-        record = self.stream_record
+        record = self._job.stream_record
         after = advance(record.positions, opened.table.shards)
-        self.state = replace(
-            self.state, stream=replace(record, positions=after.positions, began_s=0)
-        )
-        self.figures["dropped_records"] += after.dropped
-        self.stream.dropped -= after.dropped
-        self.figures["past_bad_records"] += self.damaged.of_data(self._damaged_name(opened.id))
+        self._job.change(stream=replace(record, positions=after.positions, began_s=0))
+        self._job.figures["dropped_records"] += after.dropped
+        self._stream.dropped -= after.dropped
+        name = self._damage.name_of(opened.id)
+        self._job.figures["past_bad_records"] += self._damage.records.of_data(name)
 
     def _forget_periods(self) -> None:
         """Forget what old periods had taken; an audit asks for all of it."""
-        if not self.spec.is_stream or self.spec.audit:
+        if not self._basis.spec.is_stream or self._basis.spec.audit:
             return
-        last = self.schedule.passes_over - PERIODS_KEPT
-        for number in self.rounds.takes.numbers:
-            if number <= last and period(number) not in self.rounds:
-                self.rounds.takes.forget([number])
-                self._forget_damaged(str(period(number)))
+        last = self._job.schedule.passes_over - PERIODS_KEPT
+        for number in self._rounds.takes.numbers:
+            if number <= last and period(number) not in self._rounds:
+                self._rounds.takes.forget([number])
+                self._damage.forget(str(period(number)))
 
     def _may_open(self, round_id: RoundId) -> bool:
         """Whether a round is open, or nothing is to be done to the rows before it begins."""
-        return self.upkeep_due is None or self.rounds.get(round_id) is not None
+        return self._upkeeps.due is None or self._rounds.get(round_id) is not None
 
     def _bring(self, round_id: RoundId) -> OpenRound | None:
         """Open a round unless it is open; returns it if it is over."""
-        opened = self.rounds.get(round_id)
+        opened = self._rounds.get(round_id)
         if opened is None:
-            opened = self._open(round_id)
-            if round_id.kind is RoundKind.TRAINING and round_id.number > self.state.passes_begun:
-                self.state = replace(
-                    self.state,
+            opened = self._rounds.open(round_id)
+            begun = self._job.state.passes_begun
+            if round_id.kind is RoundKind.TRAINING and round_id.number > begun:
+                self._job.change(
                     passes_begun=round_id.number,
-                    pass_starts=self._pass_starts(round_id.number),
+                    pass_starts=self._upkeeps.pass_starts(round_id.number),
                 )
-                self.stage_state()
-            if self._is_period(round_id) and len(opened.table):
+                self._job.stage()
+            if self._job.is_period(round_id) and len(opened.table):
                 log.info("%s begins again with %d tasks", round_id, len(opened.table))
-            elif self._is_period(round_id):
+            elif self._job.is_period(round_id):
                 log.info("%s begins", round_id)
             else:
                 log.info("%s begins: %d tasks", round_id, len(opened.table))
-            self.notify()
+            self._basis.notify()
         return opened if opened.ledger.is_over else None
 
-    def _pass_starts(self, begun: int) -> dict[str, int]:
-        """Return when the newest passes began, with one that begins now."""
-        kept = self.spec.lifetime.unseen_passes
-        if self.unix_s is None or not kept:
-            return {}
-        starts = {**self.state.pass_starts, str(begun): int(self.unix_s())}
-        return {name: at for name, at in starts.items() if begun - kept < int(name) <= begun}
+    def _end_if_all_is_done(self) -> None:
+        """End a job that takes nothing more, once nothing of what it took is left to do."""
+        reason = self._job.stream_record.stopping
+        if not reason or self._job.is_over or self._upkeeps.due is not None:
+            return
+        for round_id in self._job.schedule.open_rounds:
+            opened = self._rounds.get(round_id)
+            if opened is None or not self._is_all_done(opened):
+                return
+        self._job.end("stopped", reason)
+
+    def _is_all_done(self, opened: OpenRound) -> bool:
+        counts = opened.ledger.counts
+        if counts.todo or counts.doing or not self._job.is_period(opened.id):
+            return False
+        # What is recorded becomes tasks in a moment.
+        return len(self._rounds.takes.table(opened.id.number)) <= len(opened.table)
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
         """Take the metrics of an evaluation whose tasks are all over."""
-        if self.rounds.get(opened.id) is not opened:
+        if self._rounds.get(opened.id) is not opened:
             # The cluster was restored meanwhile: these are figures of a model that is gone.
             return
         problems = opened.outputs.problems
         for name, problem in problems.items():
             log.warning("metric %s: %s", name, problem)
-            self.note_trouble(f"metric {name}", problem)
+            self._job.note_trouble(f"metric {name}", problem)
         result = {
             "round": opened.id.number,
             "steps": opened.steps,
@@ -139,15 +171,15 @@ class RoundEvents(JobCore):
         shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
         log.info("%s after %d steps: %s", opened.id, opened.steps, shown or "no metrics")
         # One that is done again after a restore takes the place of the first.
-        others = [one for one in self.state.evaluations if one["round"] != result["round"]]
+        others = [one for one in self._job.state.evaluations if one["round"] != result["round"]]
         kept = (*others, result)[-EVALUATIONS_MAX:]
-        self.state = replace(self.state, evaluations=kept)
-        self.schedule.round_over(
+        self._job.change(evaluations=kept)
+        self._job.schedule.round_over(
             opened.id, dead_letters=opened.ledger.counts.dead_letters, metrics=dict(metrics)
         )
-        self.rounds.forget(opened.id)
-        self.stage_state()
-        self.notify()
+        self._rounds.forget(opened.id)
+        self._job.stage()
+        self._basis.notify()
 
     @property
     def is_finished(self) -> bool:
@@ -155,20 +187,16 @@ class RoundEvents(JobCore):
 
         The rows were seen to, then.
         """
-        ended = self.schedule.outcome is not None and not self.is_over
-        return ended and self.upkeep_due is None
-
-    def _end_with_schedule(self) -> None:
-        if self._ends_itself:
-            self.finish()
+        ended = self._job.schedule.outcome is not None and not self._job.is_over
+        return ended and self._upkeeps.due is None
 
     def finish(self) -> None:
         """End a job whose schedule is at its end."""
-        outcome = self.schedule.outcome
-        if outcome is None or self.is_over:
+        outcome = self._job.schedule.outcome
+        if outcome is None or self._job.is_over:
             return
-        self.unsaved = ""
+        self._checkpoints.unsaved = ""
         if outcome == "finished_with_dead_letters":
-            self.end("failed", self._dead_letters_text())
+            self._job.end("failed", self._job.dead_letters_text())
         else:
-            self.end("done", self.schedule.reason)
+            self._job.end("done", self._job.schedule.reason)

@@ -14,11 +14,17 @@ from itertools import product
 from backstay.errors import BackstayError, InvalidRequest, LimitExceeded
 from backstay.job.metrics import METRICS
 from backstay.job.score_counts import Scores
-from backstay.job_engine.core import JobCore
+from backstay.job_engine.checkpoints import Checkpoints
+from backstay.job_engine.damage import Damage
+from backstay.job_engine.job_rounds import JobRounds
 from backstay.job_engine.known_workers import KnownWorker, KnownWorkers, WorkerSigns
 from backstay.job_engine.open_round import Assignment, OpenRound
 from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.refusals import Refusals
 from backstay.job_engine.round_scores import Scored
+from backstay.job_engine.stalls import Stalls
+from backstay.job_engine.standing import Basis, Standing
+from backstay.job_engine.stream import Stream
 from backstay.job_engine.values import Failure, LeasedTask, first_attempt
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.evaluation import TaskOutputs
@@ -35,8 +41,31 @@ WAIT_MS_MAX = 10_000
 log = logging.getLogger(__name__)
 
 
-class TaskEvents(JobCore):
+class TaskEvents:
     """The events of tasks and leases."""
+
+    def __init__(
+        self,
+        basis: Basis,
+        job: Standing,
+        rounds: JobRounds,
+        known: KnownWorkers,
+        stalls: Stalls,
+        refusals: Refusals,
+        damage: Damage,
+        stream: Stream,
+        checkpoints: Checkpoints,
+    ) -> None:
+        """Take the parts that tasks change."""
+        self._basis = basis
+        self._job = job
+        self._rounds = rounds
+        self._known = known
+        self._stalls = stalls
+        self._refusals = refusals
+        self._damage = damage
+        self._stream = stream
+        self._checkpoints = checkpoints
 
     # A worker asks for a task.
 
@@ -60,7 +89,7 @@ class TaskEvents(JobCore):
         Returns:
             None: there is none now, or none for a worker with these rows (:meth:`goes_with`).
         """
-        known = self.known.get(worker)
+        known = self._known.get(worker)
         if known is None:
             # It was dropped while it waited for a task.
             return None
@@ -79,52 +108,54 @@ class TaskEvents(JobCore):
     def _refuse_rows(self, worker: str, rows: StateIncarnation | None) -> None:
         if rows is not None:
             its = "restore {}, generation {}".format(*rows)
-            jobs = "restore {}, generation {}".format(*self.incarnation)
+            jobs = "restore {}, generation {}".format(*self._job.incarnation)
             why = f"it pushes to the rows of {its}; the progress of the job belongs to {jobs}"
-            self.refusals.log(worker, why, self.now())
+            self._refusals.log(worker, why, self._basis.now())
 
     def _given_before(self, known: KnownWorker, request: int) -> Assignment | None:
         """Return what the same request was given already, if that still holds."""
         given = known.answer
         if not request or request != known.request or given is None:
             return None
-        if self.rounds.get(given.round.id) is not given.round:
+        if self._rounds.get(given.round.id) is not given.round:
             return None
         leased = given.round.ledger.record_of(known.id).leased
         if not any(one[:2] == given.lease[:2] for one in leased):
             return None
         # The worker counts its time from this answer.
-        revoked = given.round.ledger.renew(known.id, [given.lease], self.now())
-        self.rounds.stage(given.round)
+        revoked = given.round.ledger.renew(known.id, [given.lease], self._basis.now())
+        self._rounds.stage(given.round)
         return None if revoked else given
 
     def goes_with(self, incarnation: StateIncarnation | None) -> bool:
         """Return whether the progress belongs to a worker's rows; None, unknown, counts as yes."""
-        return incarnation is None or incarnation == self.incarnation
+        return incarnation is None or incarnation == self._job.incarnation
 
     def assign(self, worker: str) -> Assignment | None:
         """Give a worker a task of the first open round that has one; None: there is none now."""
-        if self.is_over:
+        if self._job.is_over:
             return None
-        found = map(self.rounds.get, self.schedule.open_rounds)
+        found = map(self._rounds.get, self._job.schedule.open_rounds)
         rounds = [opened for opened in found if opened is not None]
-        if self.source_trouble:
-            rounds = [opened for opened in rounds if not self._is_period(opened.id)]
+        if self._stream.source_trouble:
+            rounds = [opened for opened in rounds if not self._job.is_period(opened.id)]
         # The second time round it is known that no round has a task to do for this worker.
         for is_idle, opened in product((False, True), rounds):
-            if self.spec.mode.kind == "sync" and _is_led(opened):
-                return _led_by_other(opened, self.known, worker)
-            grant = opened.ledger.assign(worker, self.now(), is_idle=is_idle)
+            if self._basis.spec.mode.kind == "sync" and _is_led(opened):
+                return _led_by_other(opened, self._known, worker)
+            grant = opened.ledger.assign(worker, self._basis.now(), is_idle=is_idle)
             if grant is None:
                 continue
             if grant.speculative:
                 log.info(
                     "%s gets a speculative attempt of %s task %d", worker, opened.id, grant.task
                 )
-            if self.progressive is not None:
-                opened.record_scores(self.records, self.keys, grant.task, grant.first_batch)
-            self.rounds.stage(opened)
-            self.stalls.task_given(worker, self.now())
+            if self._job.progressive is not None:
+                opened.record_scores(
+                    self._basis.records, self._basis.keys, grant.task, grant.first_batch
+                )
+            self._rounds.stage(opened)
+            self._stalls.task_given(worker, self._basis.now())
             return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
         return None
 
@@ -133,7 +164,7 @@ class TaskEvents(JobCore):
 
         A crowd that waits makes no more than 1000 calls a second.
         """
-        return min(max(len(self.known) * WAIT_MS_PER_WORKER, WAIT_MS_MIN), WAIT_MS_MAX)
+        return min(max(len(self._known) * WAIT_MS_PER_WORKER, WAIT_MS_MIN), WAIT_MS_MAX)
 
     # A worker has leases.
 
@@ -152,12 +183,12 @@ class TaskEvents(JobCore):
             signs: How far it is; None: it does not say.
             scored: What was predicted of these batches, by lease.
         """
-        known = self.known.get(worker)
+        known = self._known.get(worker)
         if known is not None and signs is not None:
-            known.measure(signs, self.now())
+            known.measure(signs, self._basis.now())
             # It may have told its tables to an earlier job master.
             known.has_program |= bool(leases)
-            self.stalls.heard(worker, signs, self.now())
+            self._stalls.heard(worker, signs, self._basis.now())
         by_round: dict[RoundId, list[LeasedTask]] = {}
         for round_id, leased in leases:
             by_round.setdefault(round_id, []).append(leased)
@@ -173,35 +204,35 @@ class TaskEvents(JobCore):
 
     def _tell_scores(self, round_id: RoundId, leased: LeasedTask, scored: Scored | None) -> None:
         """Take in what was predicted of acknowledged batches of a task that is not done."""
-        opened = self.rounds.get(round_id)
-        if opened is not None and scored is not None and self.progressive is not None:
+        opened = self._rounds.get(round_id)
+        if opened is not None and scored is not None and self._job.progressive is not None:
             opened.scores.tell(leased.task, leased.acknowledged, scored)
 
     def _renew_in_round(
         self, worker: str, round_id: RoundId, leases: Sequence[LeasedTask]
     ) -> Sequence[LeasedTask]:
         """Extend leases of one round; returns the revoked ones."""
-        opened = self.rounds.get(round_id)
-        if opened is None or self.is_over:
+        opened = self._rounds.get(round_id)
+        if opened is None or self._job.is_over:
             return leases
         before = opened.ledger.batches
-        revoked = opened.ledger.renew(worker, leases, self.now())
-        self.rounds.stage(opened)
+        revoked = opened.ledger.renew(worker, leases, self._basis.now())
+        self._rounds.stage(opened)
         if opened.ledger.batches != before:
-            self._count_steps(opened)
+            self._rounds.count_steps(opened)
         return revoked
 
     def _refuse(self, worker: str, round_id: RoundId, leased: LeasedTask, what: str) -> None:
         """Log that a lease, which ``{}`` in ``what`` names, gives its worker no right any more."""
-        opened = self.rounds.get(round_id)
+        opened = self._rounds.get(round_id)
         if opened is None:
             why = "the round is not open"
         else:
             why = opened.ledger.why_revoked(worker, leased.task, leased.attempt)
             # Nothing is wrong with the lease itself.
-            why = why or f"the job is {self.state.state}"
+            why = why or f"the job is {self._job.state.state}"
         lease = f"{round_id} task {leased.task}, attempt {leased.attempt}"
-        self.refusals.log(worker, f"{what.format(lease)}: {why}", self.now())
+        self._refusals.log(worker, f"{what.format(lease)}: {why}", self._basis.now())
 
     def complete(
         self,
@@ -235,62 +266,56 @@ class TaskEvents(JobCore):
             Whether this attempt counts, and whether the task became done by this call.
         """
         self._note_damaged(round_id, lease.task, damaged)
-        opened = self.rounds.get(round_id)
+        opened = self._rounds.get(round_id)
         if opened is None:
             self._refuse(worker, round_id, lease, "the completion of {} does not count")
             return False, False
         before = opened.ledger.counts.done
         try:
             counts = opened.ledger.complete(
-                worker, lease.task, lease.attempt, self.now(), batches=batches
+                worker, lease.task, lease.attempt, self._basis.now(), batches=batches
             )
         except BackstayError as error:
-            self.refusals.log_error(worker, error, self.now())
+            self._refusals.log_error(worker, error, self._basis.now())
             raise
         if not counts:
             self._refuse(worker, round_id, lease, "the completion of {} does not count")
         is_new = opened.ledger.counts.done > before
-        self._count_steps(opened)
+        self._rounds.count_steps(opened)
         if is_new:
             if round_id.kind is RoundKind.TRAINING:
-                self.figures.update(examples=examples, tasks=1)
-                self._checkpoint_every_tasks()
-            elif self.spec.training is None:
+                self._job.figures.update(examples=examples, tasks=1)
+                self._checkpoints.task_is_done()
+            elif self._basis.spec.training is None:
                 # An evaluation or prediction is the job's own work; beside a training it is not.
-                self.figures.update(examples=examples)
-            self.stage_state()
+                self._job.figures.update(examples=examples)
+            self._job.stage()
             if outputs is not None and opened.is_evaluation:
                 self._keep_outputs(opened, lease.task, outputs, metrics or {})
         if is_new and round_id.kind is RoundKind.TRAINING:
             self._count_scores(opened, lease.task, scores or Scores(), scored_from)
-        self.rounds.stage(opened)
+        self._rounds.stage(opened)
         if is_new:
             self._forget_scores(opened, lease.task)
-            self._look_at_scores()
-        if opened.ledger.is_over or self.stream_record.stopping:
-            self.notify()
+            self._job.look_at_scores()
+        if opened.ledger.is_over or self._job.stream_record.stopping:
+            self._basis.notify()
         return counts, is_new
 
     def _count_scores(self, opened: OpenRound, task: int, scores: Scores, scored_from: int) -> None:
         """Count what was predicted of a task that is done; before it is staged as done."""
-        if self.progressive is None:
+        if self._job.progressive is None:
             return
         whole = opened.scores.finish(task, scored_from, scores)
         if whole.all.examples or whole.all.skipped:
-            self.progressive.add(str(opened.id), task, whole)
+            self._job.progressive.add(str(opened.id), task, whole)
 
     def _forget_scores(self, opened: OpenRound, task: int) -> None:
         """Forget what earlier attempts predicted; after the task is staged as done."""
         for batch in opened.scores.forget(task):
-            self.records.stage_removal(self.keys.progressive_begun(str(opened.id), task, batch))
-
-    def _checkpoint_every_tasks(self) -> None:
-        every = self.spec.checkpoint.every_tasks
-        self.tasks_since_checkpoint += 1
-        if every and self.tasks_since_checkpoint >= every:
-            self.tasks_since_checkpoint = 0
-            self.checkpoint_due = True
-            self.notify()
+            self._basis.records.stage_removal(
+                self._basis.keys.progressive_begun(str(opened.id), task, batch)
+            )
 
     def _keep_outputs(
         self, opened: OpenRound, task: int, outputs: TaskOutputs, metrics: Mapping[str, str]
@@ -301,7 +326,7 @@ class TaskEvents(JobCore):
                 raise InvalidRequest(f"no metric {min(unknown)!r}; known: {', '.join(METRICS)}")
             opened.outputs.add(task, outputs)
         except (InvalidRequest, LimitExceeded) as error:
-            self.end("failed", f"{opened.id}: {error}")
+            self._job.end("failed", f"{opened.id}: {error}")
         else:
             opened.metrics.update(metrics)
 
@@ -325,10 +350,10 @@ class TaskEvents(JobCore):
             damaged: How many damaged records its worker met.
             scored: What was predicted of these batches.
         """
-        if damaged > self.damaged.of_task(self._damaged_name(round_id), lease.task):
+        if damaged > self._damage.records.of_task(self._damage.name_of(round_id), lease.task):
             # An earlier attempt may have read more of the task.
             self._note_damaged(round_id, lease.task, damaged)
-        opened = self.rounds.get(round_id)
+        opened = self._rounds.get(round_id)
         if opened is None:
             self._refuse(worker, round_id, lease, "the return of {} does not count")
             return
@@ -337,14 +362,14 @@ class TaskEvents(JobCore):
                 worker, lease.task, lease.attempt, lease.acknowledged, reason=reason
             )
         except BackstayError as error:
-            self.refusals.log_error(worker, error, self.now())
+            self._refusals.log_error(worker, error, self._basis.now())
             raise
         if had_it:
             self._tell_scores(round_id, lease, scored)
             log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
         else:
             self._refuse(worker, round_id, lease, "the return of {} does not count")
-        self._came_back(opened)
+        self._rounds.came_back(opened)
 
     def fail(
         self,
@@ -368,10 +393,10 @@ class TaskEvents(JobCore):
             first_damaged: Where the first of them is, and what is wrong with it.
             scored: What was predicted of these batches.
         """
-        if damaged > self.spec.max_bad_records:
+        if damaged > self._basis.spec.max_bad_records:
             # Another try would meet the same records.
             self._note_damaged(round_id, lease.task, damaged, first_damaged)
-        opened = self.rounds.get(round_id)
+        opened = self._rounds.get(round_id)
         if opened is None:
             self._refuse(worker, round_id, lease, "the failure of {} does not count")
             return False
@@ -380,7 +405,7 @@ class TaskEvents(JobCore):
                 worker, lease.task, lease.attempt, failure, acknowledged=lease.acknowledged
             )
         except BackstayError as error:
-            self.refusals.log_error(worker, error, self.now())
+            self._refusals.log_error(worker, error, self._basis.now())
             raise
         level = logging.ERROR if outcome == "dead_lettered" else logging.WARNING
         last_line = failure.error.strip().rpartition("\n")[2]
@@ -389,52 +414,56 @@ class TaskEvents(JobCore):
             self._refuse(worker, round_id, lease, "the failure of {} does not count")
         else:
             self._tell_scores(round_id, lease, scored)
-        self._came_back(opened)
+        self._rounds.came_back(opened)
         return outcome == "dead_lettered"
 
     def is_of_later_master(self, leased: LeasedTask) -> bool:
         """Whether a later job master gave the lease, so that this one no longer is one."""
-        return leased.attempt >= first_attempt(self.state.starts + 1)
+        return leased.attempt >= first_attempt(self._job.state.starts + 1)
 
     def damaged_left(self, round_id: RoundId, task: int) -> int:
         """Return how many damaged records a task may have, given those of the other tasks."""
-        data = self._damaged_name(round_id)
-        others = self.damaged.of_data(data) - self.damaged.of_task(data, task)
-        return max(0, self.spec.max_bad_records - others)
+        data = self._damage.name_of(round_id)
+        others = self._damage.records.of_data(data) - self._damage.records.of_task(data, task)
+        return max(0, self._basis.spec.max_bad_records - others)
 
     def _note_damaged(self, round_id: RoundId, task: int, records: int, first: str = "") -> None:
         """Take note of how many records of a task are damaged; too many in the data end the job."""
-        data, is_period = self._damaged_name(round_id), self._is_period(round_id)
-        if is_period and round_id not in self.rounds:
+        data, is_period = self._damage.name_of(round_id), self._job.is_period(round_id)
+        if is_period and round_id not in self._rounds:
             # A call that was repeated: they are counted.
             return
-        before = self.damaged.of_task(data, task)
-        if round_id.kind is RoundKind.TRAIN_END or not self.damaged.note(data, task, records):
+        before = self._damage.records.of_task(data, task)
+        if round_id.kind is RoundKind.TRAIN_END or not self._damage.records.note(
+            data, task, records
+        ):
             return
-        number, limit = DamagedRecords.part_of(task), self.spec.max_bad_records
-        key = self.keys.damaged(data, number)
+        number, limit = DamagedRecords.part_of(task), self._basis.spec.max_bad_records
+        key = self._basis.keys.damaged(data, number)
         # A task that is recorded as done is not read again in this pass.
-        self.records.stage_first(key, lambda: self.damaged.part(data, number) or None)
-        if is_period and self._is_over_period(data):
+        self._basis.records.stage_first(
+            key, lambda: self._damage.records.part(data, number) or None
+        )
+        if is_period and self._damage.is_over_period(data):
             # A task that was dead-lettered in a period before.
-            self.figures["past_bad_records"] += records - before
-        self._count_bad_records()
-        self.stage_state()
-        if self.damaged.of_data(data) > limit:
+            self._job.figures["past_bad_records"] += records - before
+        self._damage.count()
+        self._job.stage()
+        if self._damage.records.of_data(data) > limit:
             where = f"period {round_id.number}" if is_period else f"the {data} data"
-            found = f"{self.damaged.of_data(data)} damaged records in {where}"
+            found = f"{self._damage.records.of_data(data)} damaged records in {where}"
             found += f" ({first})" if first else ""
             per = "a period" if is_period else "one pass over them"
-            self.end("failed", f"{found}; max_bad_records allows {limit} in {per}")
+            self._job.end("failed", f"{found}; max_bad_records allows {limit} in {per}")
 
     def closed(self, streams: Iterable[tuple[int, int]]) -> None:
         """Take note of streams (pass, task) that are closed on all servers."""
-        if self.rounds.closed(streams):
-            self.notify()
+        if self._rounds.closed(streams):
+            self._basis.notify()
 
     def streams_to_close(self, worker: str) -> list[tuple[int, int]]:
         """Return streams (pass, task) that this worker is to close for others."""
-        return self.rounds.streams_to_close(worker)
+        return self._rounds.streams_to_close(worker)
 
 
 def _is_led(opened: OpenRound) -> bool:

@@ -33,7 +33,7 @@ from tests.etcd import EtcdCluster
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[4]
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 async def put_until_done(store: CoordinationStore, key: str, value: str) -> float:
