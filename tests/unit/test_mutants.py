@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tools.mutants.faults import Fault, chosen, read_faults
 from tools.mutants.trial import Trials, copy_project
+
+pytestmark = pytest.mark.gates
 
 CODE = "def least(a: int, b: int) -> int:\n    return a if a < b else b\n"
 TESTS = """import code_under_test as code

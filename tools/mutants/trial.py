@@ -33,9 +33,7 @@ NO_TESTS = 5
 # Tests that hang for this long have noticed the fault.
 LIMIT_S = 240.0
 # A test that failed, as pytest and as cargo print it.
-_FAILED = re.compile(
-    r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$|^    (\w+(?:::\w+)*)$", re.MULTILINE
-)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$|^    (\w+(?:::\w+)*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
