@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tools.mutants.faults import Fault, chosen, read_faults
 from tools.mutants.trial import Trials, copy_project
 
