@@ -1,6 +1,6 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
 # Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, WORKERS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST, LOCK_ARGS,
-# SEED, MINUTES, JOB_MINUTES and STREAM_MINUTES (of chaos), EXPERIMENTS_ARGS.
+# SEED, MINUTES, JOB_MINUTES and STREAM_MINUTES (of chaos), MUTANTS_ARGS, EXPERIMENTS_ARGS.
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -18,6 +18,7 @@ JOB_MINUTES ?= 0.75
 STREAM_MINUTES ?= 0.75
 EXPERIMENTS_ARGS ?=
 LOCK_ARGS ?=
+MUTANTS_ARGS ?=
 DIST ?= dist
 
 VENV := .venv
@@ -38,7 +39,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install lock demo demo-online test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench experiments fuzz docs proto wheel clean check-tools sim
+.PHONY: help install lock demo demo-online test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt mutants bench experiments fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -141,6 +142,9 @@ fmt: install  ## format Python and Rust
 	$(BIN)/ruff check --select I --fix .
 	$(BIN)/ruff format .
 	$(CARGO) fmt --all
+
+mutants: install  ## plant each known fault in a copy and say which the tests miss; MUTANTS_ARGS="--share 0.1 --seed X", --list, --only WORDS
+	$(BIN)/python -m tools.mutants $(MUTANTS_ARGS)
 
 bench: install  ## measure, beside the bare ceiling and the peers that are installed
 	$(BIN)/python -m bench

@@ -302,6 +302,9 @@ def test_complete_told_again_is_answered_in_the_same_way() -> None:
         assert book.complete("w-0", grant.task, grant.attempt, 1.0, batches=4)
     assert book.batches == 4
     assert book.counts.done == 1
+    # The worker closes its stream before the answer comes.
+    book.closed([grant.task])
+    assert book.complete("w-0", grant.task, grant.attempt, 1.0, batches=4)
 
 
 def test_what_was_never_given_is_refused() -> None:
@@ -360,6 +363,12 @@ def test_a_task_whose_stream_somebody_is_to_close_is_done_though_its_bit_was_not
     cut = ledger(1)
     cut.adopt_worker(NOBODY, WorkerRecord(to_close=((0, 0),)), 0.0)
     assert cut.counts == (1, 0, 0, 0)
+
+
+def test_no_attempt_whose_stream_is_to_be_closed_is_given_again() -> None:
+    book = ledger(2)
+    book.adopt_worker("w-0", WorkerRecord(to_close=((0, 7),)), 0.0)
+    assert given(book, "w-1").attempt == 8
 
 
 def test_a_new_master_knows_what_was_done_and_held() -> None:

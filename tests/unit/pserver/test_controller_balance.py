@@ -285,3 +285,11 @@ def test_nothing_is_evened_out_while_copies_are_missing() -> None:
     assert decide(waits).routing is None
     three = replace(waits, members=members(*map(member, range(3))))
     assert catching_up(after(three)) == 1
+
+
+def test_slots_on_the_move_count_among_those_that_may_move_at_once() -> None:
+    records = replace(settled(cluster(3)), members=members(*map(member, range(4))), moves_at_once=2)
+    for _ in range(3):
+        # No report says that a copy is there.
+        records = after(records)
+        assert catching_up(records) == 2
