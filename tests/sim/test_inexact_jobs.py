@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backstay.master.job import Job
+from backstay.job_engine.events.restores import RestoreEvents
 from tests.sim.cluster import Outcome, simulate
 
 # A checkpoint newer than what the other slots had been restored to: batches were never pushed to
@@ -37,5 +37,5 @@ def test_a_job_whose_slots_are_restored_in_part_says_that_it_is_not_exact() -> N
 
 @pytest.mark.parametrize("seed", NEWER)
 def test_one_that_does_not_say_so_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Job, "note_inexact", lambda _self, _why, _unix_s: None)
+    monkeypatch.setattr(RestoreEvents, "note_inexact", lambda _self, _why, _unix_s: None)
     assert "job: " in _run(seed).failure

@@ -53,14 +53,14 @@ def test_tables_do_about_stale_gradients_what_the_setting_or_the_layer_says(
         (dense,) = (name for name in found if name.startswith(f"{session.job}/dense"))
         assert found[dense] == "scale"
         ftrl = tables.FTRL(0.1)
-        with pytest.raises(ConfigError, match=r"FTRL of the table .*BACKSTAY_COMPENSATION"):
+        with pytest.raises(ConfigError, match=r"with the optimizer ftrl: .*BACKSTAY_COMPENSATION"):
             Embedding(None, 3, optimizer=ftrl)
         Embedding(None, 3, optimizer=ftrl, compensation="ignore")
 
 
 def test_a_layer_that_revises_its_steps_needs_adagrad(session: Session) -> None:
     layer = Embedding(None, 3, compensation=tables.AdaptiveRevision())
-    with pytest.raises(ConfigError, match="the optimizer Adagrad only: this table has SGD"):
+    with pytest.raises(ConfigError, match="with the optimizer adagrad only; this table has sgd"):
         DistributedOptimizer(sgd(layer))
     optimizer = DistributedOptimizer(torch.optim.Adagrad(layer.parameters(), lr=0.5))
     found = {spec.name: spec.compensation for spec in session.client.tables()}
