@@ -91,6 +91,14 @@ def routing(**changes: Any) -> RoutingTable:
         ({"restoring": Restoring("u", "c", (3, 1))}, "restoring names a slot twice"),
         ({"restoring": Restoring("u", "c", (1, 1))}, "restoring names a slot twice"),
         ({"restoring": Restoring("u", "c", (4,))}, "or one of 4 on"),
+        ({"lost": (2, 0)}, "lost names a slot twice"),
+        ({"lost": (4,)}, "or one that does not exist"),
+        ({"lost": (1,)}, "both lost and restoring"),
+        ({"lost": (0,)}, "a node holds a slot that is lost"),
+        (
+            {"lost": (0,), "replicas_of_slot": (SlotReplicas(NO_MASTER, (1,)), *SETS[1:])},
+            "a node holds a slot that is lost",
+        ),
     ],
 )
 def test_a_routing_table_that_contradicts_itself_is_refused(
@@ -117,6 +125,12 @@ def test_a_routing_table_that_contradicts_itself_is_refused(
 def test_a_node_record_that_contradicts_itself_is_refused(values: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidRequest):
         NodeRecord(*values)
+
+
+def test_tables_that_differ_in_what_is_lost_differ() -> None:
+    table = routing(replicas_of_slot=(SlotReplicas(NO_MASTER), *SETS[1:]))
+    assert table != replace(table, lost=(0,))
+    assert table == replace(table, lost=())
 
 
 def test_the_arrays_cannot_be_changed() -> None:
