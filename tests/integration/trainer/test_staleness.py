@@ -147,7 +147,5 @@ def test_settings_of_a_delay_are_refused_by_name() -> None:
 
 
 def test_a_word_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(
-        ConfigError, match="`scael`, expected one of `ignore`, `scale`, `d"
-    ):
+    with pytest.raises(ConfigError, match="`scael`, expected one of `ignore`, `scale`, `d"):
         TableSpec.from_json(SPEC.to_json().replace('"scale"', '"scael"'))
