@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +38,7 @@ TASK_SEEDS = [range(30), pytest.param(range(30, 100), marks=pytest.mark.slow)]
 
 
 def _run(seeds: list[int]) -> list[str]:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        outcomes = list(pool.map(simulate, seeds, chunksize=5))
+    outcomes = [simulate(seed) for seed in seeds]
     assert sum(outcome.pushes for outcome in outcomes) > 50 * len(seeds)
     return [
         f"{outcome.failure}: make sim SEEDS=1 FIRST_SEED={outcome.seed} TRACE=1"
@@ -228,9 +225,7 @@ def test_of_two_resizes_the_second_goes_on_from_where_the_first_was() -> None:
 
 
 def test_clusters_that_are_restored_at_any_moment_keep_every_rule() -> None:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        restored = partial(simulate, checkpoints=True)
-        outcomes = list(pool.map(restored, [211, *range(RESTORED_SEEDS)], chunksize=5))
+    outcomes = [simulate(seed, checkpoints=True) for seed in [211, *range(RESTORED_SEEDS)]]
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert min(counts["checkpoints"], counts["restores"], counts["slots_loaded"]) > RESTORED_SEEDS
@@ -238,9 +233,9 @@ def test_clusters_that_are_restored_at_any_moment_keep_every_rule() -> None:
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_rows_that_are_deleted_at_any_moment_are_gone_once(checkpoints: bool) -> None:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        with_deletes = partial(simulate, deletes=True, checkpoints=checkpoints)
-        outcomes = list(pool.map(with_deletes, range(DELETING_SEEDS), chunksize=5))
+    outcomes = [
+        simulate(seed, deletes=True, checkpoints=checkpoints) for seed in range(DELETING_SEEDS)
+    ]
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert min(counts["deletes"], counts["pushes_to_delete"]) > 5 * DELETING_SEEDS
@@ -248,9 +243,9 @@ def test_rows_that_are_deleted_at_any_moment_are_gone_once(checkpoints: bool) ->
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_rows_that_expire_at_any_moment_are_gone_on_every_replica(checkpoints: bool) -> None:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        with_lifetimes = partial(simulate, lifetimes=True, checkpoints=checkpoints)
-        outcomes = list(pool.map(with_lifetimes, range(DELETING_SEEDS), chunksize=5))
+    outcomes = [
+        simulate(seed, lifetimes=True, checkpoints=checkpoints) for seed in range(DELETING_SEEDS)
+    ]
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert min(counts[what] for what in ("expires", "decays", "zeros", "deletes")) > DELETING_SEEDS
@@ -258,9 +253,7 @@ def test_rows_that_expire_at_any_moment_are_gone_on_every_replica(checkpoints: b
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_replicas_make_up_for_stale_gradients_alike(checkpoints: bool) -> None:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        with_stale = partial(simulate, stale=True, checkpoints=checkpoints)
-        outcomes = list(pool.map(with_stale, range(STALE_SEEDS), chunksize=5))
+    outcomes = [simulate(seed, stale=True, checkpoints=checkpoints) for seed in range(STALE_SEEDS)]
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     for table in ("scaled", "delayed", "revised"):
@@ -275,9 +268,9 @@ def test_replicas_make_up_for_stale_gradients_alike(checkpoints: bool) -> None:
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_replicas_admit_and_evict_the_same_rows(checkpoints: bool) -> None:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        crowded = partial(simulate, crowded=True, checkpoints=checkpoints)
-        outcomes = list(pool.map(crowded, range(CROWDED_SEEDS), chunksize=5))
+    outcomes = [
+        simulate(seed, crowded=True, checkpoints=checkpoints) for seed in range(CROWDED_SEEDS)
+    ]
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert counts["pushes_crowded"] > 50 * CROWDED_SEEDS
@@ -340,9 +333,7 @@ def test_a_controller_cut_off_and_deposed_keeps_its_only_copies_while_its_lease_
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", TASK_SEEDS)
 def test_batches_of_tasks_count_once_whoever_dies_and_whoever_comes_late(seeds: range) -> None:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        with_tasks = partial(simulate, tasks=True)
-        outcomes = list(pool.map(with_tasks, seeds, chunksize=5))
+    outcomes = [simulate(seed, tasks=True) for seed in seeds]
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     happened = ("tasks_done", "speculative", "worker_deaths", "revoked", "replays")
