@@ -129,7 +129,7 @@ def replaced(model: str, old: str, new: str) -> str:
                 TORCH_ROWS,
                 FTRL,
                 {"mode": {"compensation": "scale"}},
-                "FTRL of the table 'tiny/rows'",
+                'table "tiny/rows": compensation is "scale"; allowed: "ignore" or delay_compensated',
             ),
         ],
     ),
