@@ -129,7 +129,7 @@ def replaced(model: str, old: str, new: str) -> str:
                 TORCH_ROWS,
                 FTRL,
                 {"mode": {"compensation": "scale"}},
-                'table "tiny/rows": compensation is "scale"; allowed: "ignore" or delay_compensated',
+                'table "tiny/rows": compensation is "scale"; allowed: "ignore" or delay_co',
             ),
         ],
     ),
